@@ -1,0 +1,37 @@
+# Needs only Python 3.11+ and make. `make demo` trains; `make test` checks everything.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test bench setup setup-dev lint clean
+
+demo: .venv/installed
+	$(BIN)/deir train --env MiniGrid-DoorKey-8x8-v0 --target-return 0.9
+
+test: .venv/installed-dev lint
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: .venv/installed
+
+setup-dev: .venv/installed-dev
+
+.venv/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deir needs Python 3.11 or newer (make PYTHON=python3.12)")'
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/installed: .venv/python requirements.txt pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -1,0 +1,77 @@
+"""The package from Python: train, load a run, act."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deir import checkpoint, run
+from deir.config import Config
+from deir.envs import make_envs
+from deir.policy import Policy, sample_actions
+from deir.seeding import torch_generator
+
+
+class TrainResult(NamedTuple):
+    path: Path
+    final: dict[str, Any]  # the last row of progress.csv
+
+
+def train(
+    env: str = "DoorKey-8x8",
+    method: str = "deir",
+    steps: int | str = 200_000,
+    seed: int = 0,
+    out: str | Path | None = None,
+    listener: run.Listener | None = None,
+    **overrides: Any,
+) -> TrainResult:
+    """Trains an agent as `deir train` does; `overrides` are configuration keys, such as ppo={"gamma": 0.997}."""
+    env_overrides = {"id": env, **overrides.pop("env_options", {})}
+    config = run.configure({"env": env_overrides, "method": method, "steps": steps, "seed": seed, **overrides})
+    path, final = run.start(config, Path(out) if out else None, listener)
+    return TrainResult(path, final)
+
+
+class Agent:
+    """A trained policy. It keeps nothing between calls: the caller holds its memory."""
+
+    def __init__(self, policy: Policy, config: Config) -> None:
+        self.policy = policy.eval()
+        self.config = config
+        self.generator = torch_generator(config.seed, "act")
+
+    @torch.no_grad()
+    def act(
+        self, observations: NDArray[Any], state: Tensor | None = None, greedy: bool = False
+    ) -> tuple[NDArray[np.int64], Tensor]:
+        """Actions for one observation [*obs] or for several [N, *obs], and the memory to pass in next time.
+
+        Begin an episode with `state=None`; of several environments, zero the rows of those that begin one.
+        """
+        batch = torch.as_tensor(np.asarray(observations))
+        single = batch.dim() == self.policy.observation_dims
+        batch = batch[None] if single else batch
+        hidden = self.policy.initial_hidden(len(batch)) if state is None else state
+        logits, _, hidden = self.policy(batch, hidden)
+        actions = logits.argmax(-1) if greedy else sample_actions(logits, self.generator)
+        return (actions[0] if single else actions).numpy(), hidden
+
+
+def load(path: str | Path) -> Agent:
+    """The agent of a run directory, at its last whole checkpoint."""
+    directory = run.RunDirectory.existing(Path(path), "run")
+    config = run.load_config(directory.path)
+    state, _, _ = checkpoint.load_latest(directory.checkpoints)
+    envs = make_envs(config.env, config.seed)
+    try:
+        policy = Policy(envs.observation_space, envs.action_space, config.network)
+    finally:
+        envs.close()
+    policy.load_state_dict(state["policy"])
+    return Agent(policy, config)

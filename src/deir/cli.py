@@ -1,0 +1,223 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from deir.config import Config, load_yaml, to_dict
+from deir.display import Display, error
+from deir.errors import UserError, invalid, unknown
+
+USAGE = """deir: train agents that explore.
+
+  deir train                      train DEIR on DoorKey-8x8 (--help shows every option)
+  deir train --resume RUN         go on from the last checkpoint
+  deir evaluate RUN               episodes of a trained agent, with --video FILE.mp4 a film of them
+  deir list envs|methods|presets  what there is
+"""
+
+
+@dataclass(frozen=True)
+class Train(Config):
+    """Train an agent. Options given here win over --config, which wins over the preset of the task and method."""
+
+    out: Path | None = None
+    """Run directory; runs/<env>/<method>/seed<S>-<time> when not given. An existing run is never overwritten."""
+    config: Path | None = None
+    """YAML file with configuration keys, such as the config.yaml of a run."""
+    resume: Path | None = None
+    """Run directory to go on with from its last checkpoint; --steps may lengthen it."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Play episodes of a trained agent in fresh environments."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    episodes: int = 100
+    """Episodes to play."""
+    greedy: bool = False
+    """Take the likeliest action instead of sampling."""
+    seed: int = 0
+    """Seed of the fresh environments and of the sampled actions."""
+    video: Path | None = None
+    """Film episodes into this .mp4 or .gif."""
+    video_episodes: int = 3
+    """Episodes on the film."""
+    json: bool = False
+    """Print the figures as JSON."""
+
+
+@dataclass(frozen=True)
+class List:
+    """Show what there is."""
+
+    what: tyro.conf.Positional[Literal["envs", "methods", "presets"]]
+    """Which table."""
+
+
+RESUMABLE = {"steps", "target_return", "threads", "device", "tensorboard", "checkpoint"}
+
+
+def _config_only(args: Train) -> Config:
+    return Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config)})
+
+
+def _parse_train(argv: list[str]) -> Train:
+    """The preset depends on a few options, so those are looked at first; the rest is laid over it."""
+    from deir.run import configure, load_config
+
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flags in (["--env", "--env.id"], ["--method"], ["--preset"], ["--config"], ["--resume"]):
+        peek.add_argument(*flags, dest=flags[0].lstrip("-"))
+    found, _ = peek.parse_known_args(argv)
+    if found.resume:
+        base = load_config(Path(found.resume), "resume")
+    else:
+        overrides: dict[str, Any] = load_yaml(Path(found.config)) if found.config else {}
+        if found.env:
+            env = overrides.get("env", {})
+            overrides["env"] = {**(env if isinstance(env, dict) else {}), "id": found.env}
+        overrides.update({name: getattr(found, name) for name in ("method", "preset") if getattr(found, name)})
+        base = configure(overrides)
+        argv = _without(argv, "--preset")  # resolved: `auto` on the command line must not come back
+    default = Train(**{f.name: getattr(base, f.name) for f in dataclasses.fields(Config)})
+    return tyro.cli(Train, args=argv, default=default, prog="deir train")
+
+
+def _without(argv: list[str], flag: str) -> list[str]:
+    kept, skip = [], False
+    for word in argv:
+        if not skip and word != flag and not word.startswith(f"{flag}="):
+            kept.append(word)
+        skip = word == flag
+    return kept
+
+
+def train(argv: list[str]) -> None:
+    args = _parse_train(argv)
+    config = _config_only(args)
+    from deir import run
+
+    if args.resume:
+        changes = _changes(run.load_config(args.resume, "resume"), config)
+        with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
+            path, row = _guarded(lambda: run.resume(args.resume, changes, display), args.resume)  # type: ignore[arg-type]
+    else:
+        run.validate(config)
+        print(
+            f"{config.method} on {config.env.id}, seed {config.seed}, preset {config.preset}, {config.steps:,} frames"
+        )
+        out = args.out or run.default_directory(config)
+        with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
+            path, row = _guarded(lambda: run.start(config, out, display), out)
+    _finish(config, path, row)
+
+
+def _guarded(job: Any, path: Path) -> Any:
+    from deir.run import Interrupted
+
+    try:
+        return job()
+    except (Interrupted, KeyboardInterrupt):
+        print(f"\ninterrupted; go on with: deir train --resume {path}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _changes(stored: Config, wanted: Config) -> dict[str, Any]:
+    """What --resume is asked to change; a changed task or method would be another run."""
+    old, new = to_dict(stored), to_dict(wanted)
+    changes = {name: new[name] for name in new if new[name] != old[name]}
+    for name in changes:
+        if name not in RESUMABLE:
+            raise invalid(
+                name,
+                changes[name],
+                f"the run's own value {old[name]!r}; --resume can change only {', '.join(sorted(RESUMABLE))}",
+            )
+    return changes
+
+
+def _finish(config: Config, path: Path, row: dict[str, Any]) -> None:
+    from deir.experiments.figures import learning_curve
+
+    learning_curve(
+        path / "progress.csv", path / "learning_curve.png", f"{config.method} on {config.env.id}, seed {config.seed}"
+    )
+    mean = row.get("return_mean")
+    reached = (
+        "no episode has ended yet" if mean is None else f"mean return {float(mean):.3f} over the last 100 episodes"
+    )
+    print(f"{int(row['frames']):,} frames in {float(row['seconds']):.0f} s: {reached}")
+    print(f"  {path}/learning_curve.png   the curve;  progress.csv the numbers")
+    print(f"  deir evaluate {path} --video film.mp4")
+    print(f"  tensorboard --logdir {path}")
+
+
+def evaluate(argv: list[str]) -> None:
+    args = tyro.cli(Evaluate, args=argv, prog="deir evaluate")
+    if args.episodes < 1:
+        raise invalid("episodes", args.episodes, "a whole number above 0")
+    from deir.api import load
+    from deir.evaluate import check_video_path, record_video
+    from deir.evaluate import evaluate as play_episodes
+
+    if args.video:
+        check_video_path(args.video)
+    agent = load(args.run)
+    figures = play_episodes(agent, args.episodes, args.greedy, args.seed).figures()
+    if args.json:
+        print(json.dumps({"run": str(args.run), "env": agent.config.env.id, "greedy": args.greedy, **figures}))
+    else:
+        print(
+            f"{agent.config.env.id}, {figures['episodes']} episodes, {'greedy' if args.greedy else 'sampled'} actions: "
+            f"return {figures['return_mean']:.3f} ± {figures['return_stderr']:.3f} (standard error), "
+            f"success {figures['success_rate']:.0%}, length {figures['episode_length_mean']:.1f}"
+        )
+    if args.video:
+        frames = record_video(agent, args.video, args.video_episodes, args.greedy, args.seed)
+        print(f"{frames} frames in {args.video}", file=sys.stderr)
+
+
+def show_list(argv: list[str]) -> None:
+    args = tyro.cli(List, args=argv, prog="deir list")
+    from deir.listing import print_envs, print_methods, print_presets
+
+    {"envs": print_envs, "methods": print_methods, "presets": print_presets}[args.what]()
+
+
+COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list}
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return
+    if argv[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"deir {version('deir')}")
+        return
+    try:
+        if argv[0] not in COMMANDS:
+            raise unknown("command", argv[0], COMMANDS)
+        COMMANDS[argv[0]](argv[1:])
+    except UserError as mistake:
+        error(str(mistake))
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        raise SystemExit(141) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""The whole run in one typed, frozen tree. The command line, `config.yaml` and the docs are all made from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import tyro
+import yaml
+
+from deir.errors import UserError, invalid, unknown
+
+T = TypeVar("T")
+_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
+
+
+def parse_count(text: str | int) -> int:
+    """'200k' -> 200000, '2M' -> 2000000, '1e6' -> 1000000."""
+    raw = str(text).strip().lower().replace("_", "").replace(",", "")
+    scale = _SUFFIXES.get(raw[-1:], 1)
+    try:
+        value = float(raw[:-1] if scale > 1 else raw) * scale
+    except ValueError:
+        raise invalid("steps", text, "a number of frames such as 200000, 200k or 2M") from None
+    if not value.is_integer() or value < 1:
+        raise invalid("steps", text, "a whole number of frames above 0, such as 200k")
+    return int(value)
+
+
+Count = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FRAMES",
+        instance_from_str=lambda args: parse_count(args[0]),
+        is_instance=lambda x: isinstance(x, int),
+        str_from_instance=lambda x: [str(x)],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The task and its variants."""
+
+    id: Annotated[str, tyro.conf.arg(aliases=["--env"])] = "DoorKey-8x8"
+    """Task: a name of `deir list envs`, any Gymnasium id, or module:factory."""
+    n_envs: int = 16
+    """Environments stepped side by side (Table A1: PPO workers)."""
+    view_size: int | None = None
+    """MiniGrid: side of the agent's square view (odd, 3 or more; the task's own is 7)."""
+    noise: float = 0.0
+    """MiniGrid: standard deviation of Gaussian noise added to every observation (paper: 0.1)."""
+    noise_units: Literal["normalized", "raw"] = "normalized"
+    """Noise on observations scaled to [0, 1] (the paper's words) or on the raw integer codes (its figures)."""
+    invisible_obstacles: bool = False
+    """MiniGrid: walls, unseen and empty cells look alike (Algorithm A5)."""
+    max_steps: int | None = None
+    """Longest episode; the task's own when not given."""
+    time_penalty: bool = True
+    """MiniGrid: reward 1 - 0.9 t/max_steps on success; without it the reward is 1."""
+    distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "hard"
+    """ProcGen: difficulty of the levels."""
+    num_levels: int = 0
+    """ProcGen: number of levels; 0 is the full distribution."""
+    start_level: int = 0
+    """ProcGen: first level."""
+    layout_worker: bool = True
+    """MiniGrid: prepare the layouts of coming episodes in a background process."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Shapes of the policy and of the reward model (Appendix A.5)."""
+
+    encoder: Literal["auto", "grid", "impala", "dqn", "mlp"] = "auto"
+    """Encoder of the policy; auto: grid for MiniGrid-like views, impala for images, mlp for vectors."""
+    features: int = 64
+    """Width of an observation embedding."""
+    hidden: int = 64
+    """Width of the GRU, that is, of a trajectory embedding."""
+    mlp: int = 128
+    """Width of the output heads' hidden layers."""
+    norm: Literal["batch", "layer", "none"] = "batch"
+    """Normalisation of all non-recurrent layers and of the input."""
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Proximal policy optimisation (Table A1)."""
+
+    rollout_steps: int = 512
+    """Steps of every environment between two updates."""
+    epochs: int = 4
+    """Passes over a rollout."""
+    minibatch_size: int = 512
+    """Transitions in one gradient step."""
+    gamma: float = 0.99
+    """Discount."""
+    gae_lambda: float = 0.95
+    """Decay of generalised advantage estimation."""
+    clip_range: float = 0.2
+    """Clipping of the policy ratio."""
+    clip_range_value: float | None = None
+    """Clipping of the value's change; none when not given."""
+    entropy_coef: float = 1e-2
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Largest gradient norm, for each network on its own."""
+    advantage_norm: Literal["ema", "minibatch", "none"] = "ema"
+    """Advantages normalised by moving statistics over rollouts, within a mini-batch, or not at all."""
+    advantage_momentum: float = 0.9
+    """Momentum of the moving statistics."""
+    truncation: Literal["terminate", "bootstrap"] = "terminate"
+    """A time limit ends the return, or the value of the last observation stands for the rest."""
+    learning_rate: float = 3e-4
+    """Adam's learning rate, of policy and reward model."""
+    adam_eps: float = 1e-5
+    """Adam's epsilon."""
+    adam_beta1: float = 0.9
+    """Adam's first momentum."""
+    adam_beta2: float = 0.999
+    """Adam's second momentum."""
+
+
+@dataclass(frozen=True)
+class DeirConfig:
+    """What only DEIR has."""
+
+    pairing: Literal["eq4", "a1", "published"] = "eq4"
+    """Which trajectory embedding is paired with which observation (docs/deviations.md)."""
+    queue_size: int = 100_000
+    """Recent novel observations kept to make fake transitions from."""
+    eps: float = 1e-6
+    """Epsilon in the denominator of Equation 4."""
+    features: int | None = None
+    """Width of the model's observation embedding; the policy's when not given."""
+    mlp: int | None = None
+    """Width of the discriminator's MLP; the policy's when not given."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """The intrinsic reward: r = extrinsic_coef * r_E + beta * normalised r_I."""
+
+    beta: float = 1e-2
+    """Weight of the intrinsic reward."""
+    extrinsic_coef: float = 1.0
+    """Weight of the task's own reward."""
+    normalize: bool = True
+    """Normalise the intrinsic reward by its moving mean and deviation."""
+    momentum: float = 0.9
+    """Momentum of the moving mean and variance."""
+    epochs: int = 4
+    """Passes of the reward model over a rollout."""
+    minibatch_size: int = 512
+    """Transitions in one gradient step of the reward model."""
+    encoder: Literal["auto", "grid", "impala", "dqn", "mlp"] = "auto"
+    """Encoder of the reward model; auto: grid for MiniGrid-like views, dqn for images, mlp for vectors."""
+    deir: DeirConfig = field(default_factory=DeirConfig)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of the run is written."""
+
+    every: int = 10
+    """Iterations between two checkpoints; one is always written at the end and on Ctrl-C or SIGTERM."""
+    keep: int = 2
+    """How many of the last checkpoints stay."""
+    max_queue_mb: int = 256
+    """A larger observation queue is left out and refilled after a resume."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    method: str = "deir"
+    """Intrinsic reward: a name of `deir list methods`; none is PPO alone."""
+    preset: str = "auto"
+    """Table A1 column: a name of `deir list presets`; auto picks it by the task."""
+    steps: Count = 200_000
+    """Frames to train for; 200k and 2M are understood."""
+    seed: int = 0
+    """Seed of environments, noise, actions, mini-batches and initial weights."""
+    target_return: float | None = None
+    """End once the mean return over the last 100 episodes reaches this."""
+    device: str = "cpu"
+    """PyTorch device of the networks: cpu, cuda, cuda:1, …"""
+    threads: int | None = None
+    """CPU threads of the run; the machine's cores (or OMP_NUM_THREADS) when not given."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside progress.csv."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def merge(config: T, overrides: dict[str, Any], where: str = "") -> T:
+    """A copy of `config` with the nested `overrides` laid over it; unknown keys and wrong types are errors."""
+    names = {f.name for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    changes: dict[str, Any] = {}
+    for key, value in overrides.items():
+        path = f"{where}{key}"
+        if key not in names:
+            raise unknown(f"configuration key {path!r}", str(key), names)
+        current = getattr(config, key)
+        if dataclasses.is_dataclass(current):
+            if not isinstance(value, dict):
+                raise invalid(
+                    path, value, f"a mapping with the keys {', '.join(f.name for f in dataclasses.fields(current))}"
+                )
+            changes[key] = merge(current, value, f"{path}.")
+        else:
+            changes[key] = _coerce(value, hints[key], path)
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
+def _coerce(value: Any, hint: Any, path: str) -> Any:
+    """`value` as the annotated type, or an error that names the field."""
+    if hint is Count and isinstance(value, (str, float)):
+        return parse_count(str(value))
+    if get_origin(hint) is Annotated:
+        return _coerce(value, get_args(hint)[0], path)
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        options = [h for h in get_args(hint) if h is not type(None)]
+        return None if value is None else _coerce(value, options[0], path)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise unknown(path, str(value), map(str, get_args(hint)))
+        return value
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, str):  # YAML reads 3e-4 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise invalid(path, value, {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[hint])
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise invalid("config", str(path), "an existing YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise UserError(f"config: {path} is not a YAML file: {error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise invalid("config", str(path), "a YAML mapping of configuration keys")
+    return tree
+
+
+def save_yaml(config: Config, path: Path) -> None:
+    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
+
+
+def check(config: Config) -> None:
+    """Ranges that types cannot express."""
+    ppo, env, reward = config.ppo, config.env, config.reward
+    positive = {
+        "steps": config.steps,
+        "env.n_envs": env.n_envs,
+        "ppo.rollout_steps": ppo.rollout_steps,
+        "ppo.epochs": ppo.epochs,
+        "ppo.learning_rate": ppo.learning_rate,
+        "ppo.adam_eps": ppo.adam_eps,
+        "ppo.max_grad_norm": ppo.max_grad_norm,
+        "reward.epochs": reward.epochs,
+        "reward.deir.queue_size": reward.deir.queue_size,
+        "reward.deir.eps": reward.deir.eps,
+        "network.features": config.network.features,
+        "network.hidden": config.network.hidden,
+        "network.mlp": config.network.mlp,
+        "checkpoint.every": config.checkpoint.every,
+        "checkpoint.keep": config.checkpoint.keep,
+    }
+    for name, number in positive.items():
+        if not number > 0:
+            raise invalid(name, number, "a number above 0")
+    for name, size in {
+        "ppo.minibatch_size": ppo.minibatch_size,
+        "reward.minibatch_size": reward.minibatch_size,
+    }.items():
+        if size < 2:
+            raise invalid(name, size, "a whole number of at least 2 (batch normalisation needs two samples)")
+    unit = {
+        "ppo.gamma": ppo.gamma,
+        "ppo.gae_lambda": ppo.gae_lambda,
+        "ppo.advantage_momentum": ppo.advantage_momentum,
+        "reward.momentum": reward.momentum,
+        "ppo.adam_beta1": ppo.adam_beta1,
+        "ppo.adam_beta2": ppo.adam_beta2,
+    }
+    for name, number in unit.items():
+        if not 0 <= number <= 1:
+            raise invalid(name, number, "a number from 0 to 1")
+    not_negative = {
+        "seed": config.seed,
+        "env.noise": env.noise,
+        "env.num_levels": env.num_levels,
+        "env.start_level": env.start_level,
+    }
+    for name, number in not_negative.items():
+        if number < 0:
+            raise invalid(name, number, "0 or more")
+    if env.view_size is not None and (env.view_size < 3 or env.view_size % 2 == 0):
+        raise invalid("env.view_size", env.view_size, "an odd number of at least 3, such as 3, 5, 7 or 9")
+    if env.max_steps is not None and env.max_steps < 1:
+        raise invalid("env.max_steps", env.max_steps, "a whole number above 0")
+    if config.threads is not None and config.threads < 1:
+        raise invalid("threads", config.threads, "a whole number above 0")

@@ -1,0 +1,55 @@
+"""The contract every environment backend keeps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import Space
+from numpy.typing import NDArray
+
+
+class EnvStep(NamedTuple):
+    """One step of all N environments.
+
+    `observations` is what the policy sees next. Where an episode has just ended and the backend resets within the
+    step, that is the first observation of the new episode, and the true last one stands in `final_observations`.
+    A backend that resets one step later (NEXT_STEP) gives the true last observation in `observations`, and marks the
+    step that performs the reset, whose action is ignored, with `valid` = False.
+    """
+
+    observations: NDArray[Any]  # [N, *obs]
+    rewards: NDArray[np.float64]  # [N]
+    terminated: NDArray[np.bool_]  # [N]
+    truncated: NDArray[np.bool_]  # [N]
+    valid: NDArray[np.bool_]  # [N] False: a dummy transition, to be masked out everywhere
+    starts: NDArray[np.bool_]  # [N] observations[n] is the first of an episode
+    final_indices: NDArray[np.int64]  # [K] environments whose true last observation is not in `observations`
+    final_observations: NDArray[Any]  # [K, *obs]
+
+
+class VectorEnvs(Protocol):
+    """N environments stepped together; observations are [N, *obs] arrays, images in height-width-channel order."""
+
+    n_envs: int
+    observation_space: Space[Any]  # of one environment
+    action_space: Space[Any]  # of one environment
+    repeats: bool  # observations are small integer codes that repeat (MiniGrid without noise)
+
+    def reset(self) -> NDArray[Any]: ...
+
+    def step(self, actions: NDArray[np.int64]) -> EnvStep: ...
+
+    def state_hashes(self) -> NDArray[np.uint64] | None:
+        """[N] one number for each full state, the same for equal states; None where the state cannot be read."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Arrays and numbers from which `load_state_dict` goes on exactly; None where that cannot be had."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> NDArray[Any]:
+        """Restores the state and returns the observations [N, *obs] the policy sees next."""
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        """An RGB picture [height, width, 3] of environment `index`."""
+
+    def close(self) -> None: ...

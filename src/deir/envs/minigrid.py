@@ -1,0 +1,263 @@
+"""MiniGrid for N environments at once: Farama's own layouts, and its rules on plain integer arrays.
+
+Same seeds and actions give exactly what the Farama task gives: observation, reward, terminated and truncated at every
+step. There is no Python loop over environments but over those that begin a new episode.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from deir.config import EnvConfig
+from deir.envs import cells
+from deir.envs.base import EnvStep
+from deir.envs.catalogue import TaskSpec
+from deir.envs.cells import EMPTY, TARGET
+from deir.envs.layouts import NOISE_STREAM, LayoutStock
+from deir.envs.observations import add_noise, invisible_obstacles
+from deir.envs.visibility import Visibility
+from deir.errors import UserError, invalid
+
+LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
+_TURNS = np.array([-1, 1, 0, 0, 0, 0, 0])
+# What an action needs of the cell ahead in order to do anything: first with free hands, then with an object in them.
+_STEP_ON = cells.WALKABLE | cells.IS_GOAL | cells.IS_LAVA
+_NEEDS = np.array(
+    [
+        [0, 0, _STEP_ON, cells.PORTABLE, 0, cells.TOGGLES, 0],
+        [0, 0, _STEP_ON, 0, cells.VACANT, cells.TOGGLES, 0],
+    ],
+    dtype=np.uint8,
+)
+_DOOR_BITS = 0xF | 0x3 << 7  # object and state
+_FORWARD_X = np.array([1, 0, -1, 0])  # by direction: right, down, left, up
+_FORWARD_Y = np.array([0, 1, 0, -1])
+_LARGEST_PICTURE = 640  # pixels, where the tiles' 32 would be more
+
+Indices = NDArray[np.int64]
+
+
+class MiniGridEnvs:
+    """N copies of one MiniGrid task; a `VectorEnvs` that resets within the step."""
+
+    def __init__(self, spec: TaskSpec, config: EnvConfig, seed: int) -> None:
+        if config.view_size is not None and (config.view_size < 3 or config.view_size % 2 == 0):
+            raise invalid("env.view_size", config.view_size, "an odd number of at least 3, such as 3, 5, 7 or 9")
+        self._spec, self._config, self._seed = spec, config, seed
+        self.n_envs = config.n_envs
+        self._layouts = LayoutStock(spec, seed, config.n_envs, worker=config.layout_worker)
+        env = self._layouts.maker.env
+        self._view: int = config.view_size or env.agent_view_size
+        shape = (self._view, self._view, 3)
+        self.observation_space: spaces.Space[Any] = (
+            spaces.Box(-np.inf, np.inf, shape, np.float32) if config.noise else spaces.Box(0, 255, shape, np.uint8)
+        )
+        self.action_space: spaces.Space[Any] = spaces.Discrete(DONE + 1)
+        self.repeats = config.noise == 0
+        self._max_steps = config.max_steps or env.max_steps
+        self._any_pickup_ends = self._layouts.maker.ending.any_pickup
+        self._visibility = None if env.see_through_walls else Visibility(self._view)
+        # Invisible obstacles change each cell on its own, so changing the table changes every view.
+        self._channels = invisible_obstacles(cells.CHANNELS) if config.invisible_obstacles else cells.CHANNELS
+        self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(NOISE_STREAM,)))
+        self._allocate(env.width, env.height)
+
+    def _allocate(self, width: int, height: int) -> None:
+        n, pad = self.n_envs, self._view - 1  # a view never reaches further than that over the border
+        self._width, self._height = width, height
+        stride = width + 2 * pad
+        self._padded = np.full((n, height + 2 * pad, stride), cells.WALL, dtype=np.uint16)
+        self._cells = self._padded[:, pad : pad + height, pad : pad + width]  # [N, H, W] view without the border
+        self._flat = self._padded.reshape(-1)
+        self._stride, self._pad = stride, pad
+        self._origins = np.arange(n) * self._padded[0].size + pad * stride + pad  # [N] flat index of cell (0, 0)
+        y, x = np.divmod(np.arange(height * stride), stride)
+        self._numbers = y * width + x  # flat distance from cell (0, 0) -> number of the cell whatever the view's size
+        self._positions = self._origins.copy()  # [N] flat index of the agent's cell
+        self._directions = np.zeros(n, dtype=np.int64)
+        self._carrying = np.full(n, EMPTY, dtype=np.uint16)  # EMPTY: nothing
+        self._steps = np.zeros(n, dtype=np.int64)
+        self._episodes = np.zeros(n, dtype=np.int64)  # [N] number of the next episode
+        self._grid_hashes = np.zeros(n, dtype=np.uint64)
+        self._observations: NDArray[Any] = np.zeros((n, self._view, self._view, 3), self.observation_space.dtype)
+        ahead = _FORWARD_X + _FORWARD_Y * stride  # [4] flat step forward
+        right = -_FORWARD_Y + _FORWARD_X * stride  # [4] flat step to the agent's right
+        self._ahead = ahead
+        column, row = np.mgrid[: self._view, : self._view]  # [V, V] MiniGrid's image is indexed [column, row]
+        forward, sideways = self._view - 1 - row, column - self._view // 2
+        self._window = ahead[:, None, None] * forward + right[:, None, None] * sideways  # [4, V, V]
+
+    def reset(self) -> NDArray[Any]:
+        """Begins the next episode in every environment."""
+        self._begin(np.arange(self.n_envs))
+        self._observations = self._noisy(self._views(slice(None)))
+        return self._observations.copy()
+
+    def step(self, actions: NDArray[np.int64]) -> EnvStep:
+        success, terminated = self._act(np.asarray(actions))
+        truncated = self._steps >= self._max_steps
+        rewards = self._rewards(success)
+        observations = self._noisy(self._views(slice(None)))
+        starts = terminated | truncated
+        ended = np.flatnonzero(starts)
+        finals = observations[ended]
+        if ended.size:
+            self._begin(ended)
+            observations[ended] = self._noisy(self._views(ended))
+        self._observations = observations
+        valid = np.ones(self.n_envs, dtype=np.bool_)
+        return EnvStep(observations.copy(), rewards, terminated, truncated, valid, starts, ended, finals)
+
+    def _act(self, actions: Indices) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Moves all agents; [N] success, [N] terminated."""
+        if actions.shape != (self.n_envs,) or actions.min() < 0 or actions.max() > DONE:
+            raise ValueError(f"expected {self.n_envs} actions from 0 to {DONE}, got {actions!r}")
+        self._steps += 1
+        fronts = self._positions + self._ahead.take(self._directions)  # [N]
+        needs = _NEEDS.take(actions + (self._carrying != EMPTY) * (DONE + 1))
+        does = cells.PROPERTIES.take(self._flat.take(fronts)) & needs  # [N]
+        np.copyto(self._positions, fronts, where=(does & cells.WALKABLE).view(np.bool_))
+        success = (does & cells.IS_GOAL).astype(np.bool_)
+        terminated = (does & (cells.IS_GOAL | cells.IS_LAVA)).astype(np.bool_)
+        self._directions += _TURNS.take(actions)
+        self._directions &= 3
+        handling = np.flatnonzero(does >= cells.PORTABLE)
+        if handling.size:
+            self._handle(handling, actions[handling], fronts[handling], success, terminated)
+        return success, terminated
+
+    def _handle(
+        self,
+        envs: Indices,
+        actions: Indices,
+        fronts: Indices,
+        success: NDArray[np.bool_],
+        terminated: NDArray[np.bool_],
+    ) -> None:
+        """The pick-ups, drops and toggles of the K environments `envs`, all of which something stands ready for.
+
+        The next two arguments are [K]; the last two, [N], are completed.
+        """
+        before, held = self._flat[fronts], self._carrying[envs]
+        toggles = actions == TOGGLE
+        # A key fits a locked door of its colour; the two codes then differ in the object alone.
+        fits = (held & cells.KEY_AND_COLOUR) == (before & cells.KEY_AND_COLOUR) + (cells.KEY - cells.DOOR)
+        unlocked = np.where(fits & cells.LOCKED_DOOR[before], cells.opened(before), cells.TOGGLED[before])
+        # With EMPTY for nothing, a pick-up and a drop both exchange hand and cell.
+        after = np.where(toggles, unlocked, held)
+        self._flat[fronts] = after
+        self._carrying[envs] = np.where(toggles, held, before)
+        both = self._cell_hashes(fronts - self._origins[envs], np.stack([before, after]))  # [2, K]
+        self._grid_hashes[envs] ^= both[0] ^ both[1]
+        picks = actions == PICKUP
+        opens = toggles & (after & _DOOR_BITS == cells.DOOR)
+        on_target = (before & TARGET > 0) & (picks | opens)
+        success[envs[on_target]] = True
+        terminated[envs[picks if self._any_pickup_ends else on_target]] = True
+
+    def _rewards(self, success: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """1 - 0.9 t / T on success, or 1 without the time penalty."""
+        if not self._config.time_penalty:
+            return success.astype(np.float64)
+        return success * (1 - 0.9 * (self._steps / self._max_steps))
+
+    def _begin(self, envs: Indices) -> None:
+        """A new episode in each of `envs`."""
+        for env in envs.tolist():
+            layout = self._layouts.take(env, int(self._episodes[env]))
+            self._cells[env] = layout.cells.reshape(self._height, self._width)
+            self._positions[env] = self._origins[env] + layout.y * self._stride + layout.x
+            self._directions[env] = layout.direction
+        self._episodes[envs] += 1
+        self._carrying[envs] = EMPTY
+        self._steps[envs] = 0
+        self._rehash(envs)
+
+    def _views(self, envs: slice | Indices) -> NDArray[np.uint8]:
+        """What the agents of `envs` see, [K, V, V, 3]."""
+        around = self._window.take(self._directions[envs], axis=0)  # [K, V, V]
+        around += self._positions[envs, None, None]
+        codes = self._flat.take(around)
+        if self._visibility is not None:
+            codes &= self._visibility.masks(cells.OPAQUE.take(codes))
+        codes[:, self._view // 2, -1] = self._carrying[envs]
+        views: NDArray[np.uint8] = self._channels.take(codes, axis=0)
+        return views
+
+    def _noisy(self, views: NDArray[np.uint8]) -> NDArray[Any]:
+        config = self._config
+        return add_noise(views, config.noise, config.noise_units, self._noise) if config.noise else views
+
+    def state_hashes(self) -> NDArray[np.uint64]:
+        """Grid with box contents, agent and carried object; not the step count."""
+        agents = self._numbers.take(self._positions - self._origins) << 18 | self._directions << 16 | self._carrying
+        return self._grid_hashes ^ cells.mix(~agents)  # ~: never the key of a cell
+
+    def _cell_hashes(self, places: Indices, codes: NDArray[np.uint16]) -> NDArray[np.uint64]:
+        """One number for each code [..., K] at its place [K], a flat distance from cell (0, 0)."""
+        return cells.mix(self._numbers.take(places) << 16 | codes)
+
+    def _rehash(self, envs: Indices) -> None:
+        hashes = cells.mix(np.arange(self._width * self._height) << 16 | self._cells[envs].reshape(len(envs), -1))
+        self._grid_hashes[envs] = np.bitwise_xor.reduce(hashes, axis=1)
+
+    def _coordinates(self) -> tuple[Indices, Indices]:
+        y, x = np.divmod(self._positions - self._origins, self._stride)
+        return x, y
+
+    def state_dict(self) -> dict[str, Any]:
+        x, y = self._coordinates()
+        return {
+            "task": self._spec.name,
+            "seed": self._seed,
+            "cells": self._cells.copy(),  # [N, H, W]
+            "x": x,
+            "y": y,
+            "directions": self._directions.copy(),
+            "carrying": self._carrying.copy(),
+            "steps": self._steps.copy(),
+            "episodes": self._episodes.copy(),
+            "observations": self._observations.copy(),  # with noise they cannot be made again
+            "noise": self._noise.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> NDArray[Any]:
+        observations = np.asarray(state["observations"])
+        if state["task"] != self._spec.name or observations.shape != self._observations.shape:
+            raise UserError(
+                f"saved environments: {observations.shape[0]} of {state['task']} with views {observations.shape[1:]}, "
+                f"expected {self.n_envs} of {self._spec.name} with views {self._observations.shape[1:]}"
+            )
+        self._seed = int(state["seed"])
+        self._cells[...] = state["cells"]
+        self._positions[...] = self._origins + np.asarray(state["y"]) * self._stride + np.asarray(state["x"])
+        self._directions[...] = state["directions"]
+        self._carrying[...] = state["carrying"]
+        self._steps[...] = state["steps"]
+        self._episodes[...] = state["episodes"]
+        self._noise.bit_generator.state = state["noise"]
+        self._rehash(np.arange(self.n_envs))
+        self._layouts.restart(self._seed, self._episodes)
+        self._observations = observations.copy()
+        return observations.copy()
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        """The whole grid by Farama's renderer, what the agent sees highlighted."""
+        from minigrid.core.grid import Grid
+
+        env = self._layouts.maker.env  # every new layout begins with a new grid, so this one is free
+        env.grid = Grid(self._width, self._height)
+        env.grid.grid = [cells.decode(code) for code in self._cells[index].reshape(-1).tolist()]
+        x, y = self._coordinates()
+        env.agent_pos, env.agent_dir = (int(x[index]), int(y[index])), int(self._directions[index])
+        env.carrying = cells.decode(int(self._carrying[index]))
+        env.agent_view_size = self._view
+        tile = min(32, _LARGEST_PICTURE // max(self._width, self._height))
+        return np.asarray(env.get_frame(highlight=True, tile_size=tile), dtype=np.uint8)
+
+    def close(self) -> None:
+        self._layouts.close()

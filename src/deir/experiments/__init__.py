@@ -1,0 +1,1 @@
+"""Above the product proper: figures, and what compares runs."""

@@ -1,0 +1,96 @@
+"""What a reward method remembers: the episodic history across rollouts, and the queue of recent observations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EpisodicHistory:
+    """The steps of each running episode that lie before the rollout, right-aligned: row -1 is the newest.
+
+    Rows hold whatever the method compares with, one tensor [L, N, F] a name; environment n uses its last lengths[n].
+    """
+
+    rows: dict[str, Tensor]
+    lengths: Tensor  # [N] int64
+
+    @classmethod
+    def empty(cls, n_envs: int, widths: dict[str, int], device: torch.device | str = "cpu") -> EpisodicHistory:
+        rows = {name: torch.zeros(0, n_envs, width, device=device) for name, width in widths.items()}
+        return cls(rows, torch.zeros(n_envs, dtype=torch.int64, device=device))
+
+    @property
+    def depth(self) -> int:
+        return len(next(iter(self.rows.values())))
+
+    def extended(self, name: str, new: Tensor) -> Tensor:
+        """[L, N, F] history followed by [T, N, F] new rows."""
+        return torch.cat([self.rows[name], new])
+
+    def advanced(self, new: dict[str, Tensor], first: Tensor, starts_next: Tensor) -> EpisodicHistory:
+        """The history after a rollout. first: [N] row of (history, new) where the last step's episode begins."""
+        total = self.depth + len(next(iter(new.values())))
+        lengths = torch.where(starts_next, 0, total - first)
+        depth = int(lengths.max())
+        rows = {name: self.extended(name, new[name])[total - depth :].clone() for name in self.rows}
+        return EpisodicHistory(rows, lengths)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"history.lengths": self.lengths, **{f"history.{name}": rows for name, rows in self.rows.items()}}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> EpisodicHistory:
+        named = {name.removeprefix("history."): t for name, t in tensors.items() if name.startswith("history.")}
+        return cls({name: rows for name, rows in named.items() if name != "lengths"}, named["lengths"])
+
+
+class ObservationQueue:
+    """First-in-first-out queue of observations, kept in their own type (uint8 for images and grids)."""
+
+    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.capacity = capacity
+        self.storage = torch.zeros(0, *shape, dtype=dtype)  # grows by doubling up to the capacity
+        self.count = 0  # observations held
+        self.head = 0  # where the next one goes
+
+    def __len__(self) -> int:
+        return self.count
+
+    def push(self, observations: Tensor) -> None:
+        """[K, *obs] in order of age, the oldest first."""
+        new = observations[-self.capacity :].to(self.storage.device)
+        self._grow(min(self.capacity, self.count + len(new)))
+        slots = (self.head + torch.arange(len(new))) % self.capacity
+        self.storage[slots] = new
+        self.head = (self.head + len(new)) % self.capacity
+        self.count = min(self.capacity, self.count + len(new))
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """[count, *obs] with replacement."""
+        return self.storage[torch.randint(self.count, (count,), generator=generator)]
+
+    @property
+    def nbytes(self) -> int:
+        return self.capacity * self.storage[0:1].nelement() * self.storage.element_size() if self.count else 0
+
+    def _grow(self, needed: int) -> None:
+        if needed <= len(self.storage):
+            return
+        size = min(self.capacity, max(needed, 2 * len(self.storage), 1024))
+        storage = torch.zeros(size, *self.storage.shape[1:], dtype=self.storage.dtype)
+        storage[: self.count] = self.storage[: self.count]
+        self.storage = storage
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"observations": self.storage[: self.count], "count": self.count, "head": self.head}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self.head = 0, int(state["head"])
+        self._grow(int(state["count"]))
+        self.count = int(state["count"])
+        self.storage[: self.count] = state["observations"]

@@ -1,0 +1,83 @@
+"""Episode statistics and phase times."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deir.envs.base import EnvStep
+
+WINDOW = 100  # episodes a mean return is taken over
+
+
+class Timer:
+    """Seconds spent in each phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+
+class EpisodeStatistics:
+    """Returns, lengths and successes of the last episodes. An episode with a positive return is a success."""
+
+    def __init__(self, n_envs: int) -> None:
+        self.running_return: NDArray[np.float64] = np.zeros(n_envs)
+        self.running_length: NDArray[np.int64] = np.zeros(n_envs, np.int64)
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
+        self.episodes = 0
+
+    def update(self, steps: Sequence[EnvStep]) -> None:
+        for step in steps:
+            self.running_return += step.rewards * step.valid
+            self.running_length += step.valid
+            for n in np.flatnonzero((step.terminated | step.truncated) & step.valid):
+                self.returns.append(float(self.running_return[n]))
+                self.lengths.append(int(self.running_length[n]))
+                self.episodes += 1
+                self.running_return[n], self.running_length[n] = 0.0, 0
+
+    def summary(self) -> dict[str, float | None]:
+        """None before the first episode has ended."""
+        if not self.returns:
+            return {"return_mean": None, "success_rate": None, "episode_length_mean": None}
+        return {
+            "return_mean": float(np.mean(self.returns)),
+            "success_rate": float(np.mean([r > 0 for r in self.returns])),
+            "episode_length_mean": float(np.mean(self.lengths)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "running_return": self.running_return.copy(),
+            "running_length": self.running_length.copy(),
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "episodes": self.episodes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.running_return = np.array(state["running_return"])
+        self.running_length = np.array(state["running_length"])
+        self.returns = deque(state["returns"], maxlen=WINDOW)
+        self.lengths = deque(state["lengths"], maxlen=WINDOW)
+        self.episodes = int(state["episodes"])
+
+    def forget_running(self) -> None:
+        """Episodes under way are lost when a run resumes in environments that cannot be saved."""
+        self.running_return[:] = 0
+        self.running_length[:] = 0

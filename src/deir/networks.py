@@ -1,0 +1,252 @@
+"""Encoders, normalisation and heads of Appendix A.5.
+
+Every encoder is called with a tensor [B, *obs] (images in height-width-channel order) or with `patches.Rows`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deir.errors import UserError
+from deir.patches import PatchPlan, Rows
+
+NormKind = Literal["batch", "layer", "none"]
+
+
+def norm_image(kind: NormKind, shape: tuple[int, int, int]) -> nn.Module:
+    """Normalisation of feature maps [B, C, H, W]; layer normalisation is over the whole map of one observation."""
+    return {"batch": lambda: nn.BatchNorm2d(shape[0]), "layer": lambda: nn.LayerNorm(shape), "none": nn.Identity}[
+        kind
+    ]()
+
+
+def norm_vector(kind: NormKind, width: int) -> nn.Module:
+    return {"batch": lambda: nn.BatchNorm1d(width), "layer": lambda: nn.LayerNorm(width), "none": nn.Identity}[kind]()
+
+
+def head(kind: NormKind, widths: list[int]) -> nn.Sequential:
+    """Fully connected layers, the last one plain. Heads have batch normalisation or none (Appendix A.4)."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in zip(widths[:-2], widths[1:-1], strict=True):
+        layers += [nn.Linear(fan_in, fan_out), norm_vector(kind if kind == "batch" else "none", fan_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1]))
+
+
+class Encoder(nn.Module):
+    """Observations -> embeddings [B, features]."""
+
+    features: int
+
+    def forward(self, observations: Tensor | Rows) -> Tensor:
+        return self.plain(observations.gather() if isinstance(observations, Rows) else observations)
+
+    def plain(self, observations: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class GridEncoder(Encoder):
+    """Three 2x2 convolutions and a linear layer for MiniGrid views; views of 3x3 are padded by one cell."""
+
+    CHANNELS = (32, 64, 64)
+
+    def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
+        super().__init__()
+        height, width, channels = shape
+        self.padding = grid_padding(shape)
+        self.features = features
+        self.input_norm = norm_image(norm, (channels, height, width))
+        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
+        height, width = height + 2 * self.padding, width + 2 * self.padding
+        for index, out in enumerate(self.CHANNELS):
+            self.convs.append(nn.Conv2d(channels, out, 2, padding=self.padding if index == 0 else 0))
+            height, width, channels = height - 1, width - 1, out
+            self.norms.append(norm_image(norm, (channels, height, width)))
+        self.linear = nn.Linear(channels * height * width, features)
+        self.output_norm = norm_vector(norm, features)
+        self.shares_patches = norm != "layer"  # a layer-normalised patch depends on its whole observation
+
+    def forward(self, observations: Tensor | Rows) -> Tensor:
+        if isinstance(observations, Rows) and observations.table.levels:
+            if self.shares_patches:
+                return self.distinct(observations.plan())
+            ids, inverse = observations.ids.unique(return_inverse=True)
+            return self.plain(observations.table.distinct[ids])[inverse]
+        return super().forward(observations)
+
+    def plain(self, observations: Tensor) -> Tensor:
+        x = self.input_norm(observations.permute(0, 3, 1, 2).to(self.linear.weight.dtype))  # [B, C, H, W]
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.relu(norm(conv(x)))
+        return F.relu(self.output_norm(self.linear(x.flatten(1))))
+
+    def distinct(self, plan: PatchPlan) -> Tensor:
+        """The same function with every layer evaluated on the batch's distinct patches only. [B, features]"""
+        x = weighted_norm(self.input_norm, plan.cells.to(self.linear.weight.dtype), plan.cell_counts)  # [C, channels]
+        x = torch.cat([x, torch.zeros_like(x[:1])])  # padding
+        for conv, norm, children, counts in zip(self.convs, self.norms, plan.children, plan.counts, strict=True):
+            assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+            weight = conv.weight.permute(2, 3, 1, 0).reshape(-1, conv.out_channels)  # [4*in, out]
+            x = torch.addmm(conv.bias, x[children].flatten(1), weight)
+            x = F.relu(weighted_norm(norm, x, counts))  # [P, out]
+        positions, channels = plan.patches.shape[1], x.shape[1]
+        weight = self.linear.weight.view(-1, channels, positions).transpose(1, 2).flatten(1)  # [features, positions*C]
+        x = F.linear(x[plan.patches].flatten(1), weight, self.linear.bias)
+        return F.relu(weighted_norm(self.output_norm, x, plan.observation_counts))[plan.inverse]
+
+
+def grid_padding(shape: tuple[int, ...]) -> int:
+    return 1 if min(shape[:2]) < 4 else 0
+
+
+def weighted_norm(norm: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
+    """Batch normalisation of rows [P, C] of which row p occurs counts[p] times in the batch."""
+    if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        return norm(x)
+    assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
+    if not norm.training:
+        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
+    total = counts.sum()
+    share = (counts / total).to(x.dtype)
+    mean = share @ x
+    centred = x - mean
+    variance = share @ centred.square()
+    with torch.no_grad():
+        momentum = norm.momentum if norm.momentum is not None else 1.0
+        norm.num_batches_tracked += 1
+        norm.running_mean.lerp_(mean, momentum)
+        norm.running_var.lerp_(variance * (total / (total - 1)), momentum)
+    return torch.addcmul(norm.bias, centred, norm.weight * (variance + norm.eps).rsqrt())
+
+
+class ConvEncoder(Encoder):
+    """The DQN network, widened: for the reward models on images."""
+
+    LAYERS = ((32, 8, 4), (64, 4, 2), (64, 4, 1))  # channels, kernel, stride
+
+    def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
+        super().__init__()
+        height, width, channels = shape
+        self.features = features
+        layers = [norm_image(norm, (channels, height, width))]
+        for out, kernel, stride in self.LAYERS:
+            layers.append(nn.Conv2d(channels, out, kernel, stride))
+            channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise UserError(f"network.encoder: dqn needs images of at least 36x36, got {shape[0]}x{shape[1]}")
+            layers += [norm_image(norm, (channels, height, width)), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.Flatten())
+        self.tail = nn.Sequential(
+            nn.Linear(channels * height * width, features), norm_vector(norm, features), nn.ReLU()
+        )
+
+    def plain(self, observations: Tensor) -> Tensor:
+        return self.tail(self.body(scaled_image(observations)))
+
+
+class ImpalaEncoder(Encoder):
+    """The residual network of IMPALA: for the policy on images."""
+
+    CHANNELS = (16, 32, 32)
+
+    def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
+        super().__init__()
+        height, width, channels = shape
+        self.features = features
+        layers = [norm_image(norm, (channels, height, width))]
+        for out in self.CHANNELS:
+            layers += [nn.Conv2d(channels, out, 3, padding=1), norm_image(norm, (out, height, width))]
+            channels, height, width = out, (height + 1) // 2, (width + 1) // 2
+            layers += [nn.MaxPool2d(3, 2, 1)] + [ResidualBlock((channels, height, width), norm) for _ in range(2)]
+        self.body = nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
+        self.tail = nn.Sequential(
+            nn.Linear(channels * height * width, features), norm_vector(norm, features), nn.ReLU()
+        )
+
+    def plain(self, observations: Tensor) -> Tensor:
+        return self.tail(self.body(scaled_image(observations)))
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, shape: tuple[int, int, int], norm: NormKind) -> None:
+        super().__init__()
+        channels = shape[0]
+        self.body = nn.Sequential(
+            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1), norm_image(norm, shape),
+            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1), norm_image(norm, shape),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+def scaled_image(observations: Tensor) -> Tensor:
+    """[B, H, W, C] uint8 or float -> [B, C, H, W] float"""
+    image = observations.permute(0, 3, 1, 2).float()
+    return image / 255 if observations.dtype == torch.uint8 else image
+
+
+class VectorEncoder(Encoder):
+    """Two fully connected layers for vector observations."""
+
+    def __init__(self, width: int, features: int, norm: NormKind) -> None:
+        super().__init__()
+        self.features = features
+        self.body = nn.Sequential(
+            norm_vector(norm, width),
+            nn.Linear(width, features), norm_vector(norm, features), nn.ReLU(),
+            nn.Linear(features, features), norm_vector(norm, features), nn.ReLU(),
+        )  # fmt: skip
+
+    def plain(self, observations: Tensor) -> Tensor:
+        return self.body(observations.float())
+
+
+def encoder_kind(wanted: str, space: spaces.Space[Any], images: str) -> str:
+    """The encoder for an observation space; `images` is what auto takes for large images."""
+    assert isinstance(space, spaces.Box)
+    small = len(space.shape) == 3 and max(space.shape[:2]) < 36
+    fitting = "mlp" if len(space.shape) == 1 else "grid" if small else images
+    if wanted == "auto" or wanted == fitting:
+        return fitting
+    if (wanted == "mlp") != (len(space.shape) == 1):
+        raise UserError(f"network.encoder: {wanted!r} cannot take observations of shape {space.shape}; use {fitting!r}")
+    return wanted
+
+
+def make_encoder(kind: str, space: spaces.Space[Any], features: int, norm: NormKind) -> Encoder:
+    shape = space.shape
+    assert shape is not None
+    if kind == "mlp":
+        return VectorEncoder(shape[0], features, norm)
+    image = (shape[0], shape[1], shape[2])
+    return {"grid": GridEncoder, "dqn": ConvEncoder, "impala": ImpalaEncoder}[kind](image, features, norm)
+
+
+def gru_scan(cell: nn.GRUCell, inputs: Tensor, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs a GRU over time. inputs [T, N, F], hidden [N, H] before the first step, starts [T, N] bool.
+
+    Gives the memory before each step (zero at episode starts) and after it, both [T, N, H].
+    """
+    steps, envs = starts.shape
+    gates = F.linear(inputs.flatten(0, 1), cell.weight_ih, cell.bias_ih).view(steps, envs, -1)
+    keep = (~starts).to(hidden.dtype)[:, :, None]
+    before, after = [], []
+    for t in range(steps):
+        hidden = hidden * keep[t]
+        before.append(hidden)
+        hidden = _gru_step(cell, gates[t], hidden)
+        after.append(hidden)
+    return torch.stack(before), torch.stack(after)
+
+
+def _gru_step(cell: nn.GRUCell, gates: Tensor, hidden: Tensor) -> Tensor:
+    """r, z = σ(·), n = tanh(W x + r (U h + b)), h' = (1-z) n + z h"""
+    reset_in, update_in, new_in = gates.chunk(3, -1)
+    reset_h, update_h, new_h = F.linear(hidden, cell.weight_hh, cell.bias_hh).chunk(3, -1)
+    reset, update = torch.sigmoid(reset_in + reset_h), torch.sigmoid(update_in + update_h)
+    return torch.lerp(torch.tanh(new_in + reset * new_h), hidden, update)

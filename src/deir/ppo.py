@@ -1,0 +1,122 @@
+"""Proximal policy optimisation on single shuffled steps with stored memories."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deir.config import PPOConfig
+from deir.errors import TrainingDiverged
+from deir.functional import EmaMoments, explained_variance, gae, minibatches
+from deir.policy import Policy
+from deir.types import Metrics, PolicyTrace, Rollout
+
+
+def advantages_and_returns(
+    rollout: Rollout, trace: PolicyTrace, rewards: Tensor, config: PPOConfig
+) -> tuple[Tensor, Tensor]:
+    """[T, N] each. A dummy step ends nothing and earns nothing: no advantage passes through it."""
+    cut = rollout.dones if config.truncation == "terminate" else rollout.terminated
+    next_values = trace.next_values * ~cut
+    advantages = gae(
+        rewards, trace.values, next_values, rollout.dones | ~rollout.valid, config.gamma, config.gae_lambda
+    )
+    return advantages, advantages + trace.values
+
+
+def normalized_advantages(advantages: Tensor, valid: Tensor, config: PPOConfig, moments: EmaMoments) -> Tensor:
+    if config.advantage_norm != "ema":
+        return advantages
+    moments.update(advantages[valid])
+    return moments.normalize(advantages, 1e-8)
+
+
+def ppo_loss(
+    logits: Tensor,  # [B, A]
+    values: Tensor,  # [B]
+    actions: Tensor,  # [B]
+    old_log_probs: Tensor,  # [B]
+    old_values: Tensor,  # [B]
+    advantages: Tensor,  # [B]
+    returns: Tensor,  # [B]
+    config: PPOConfig,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """L = -E min(ρ A, clip(ρ, 1±c) A) + c_v E (V - R)² - c_e E H(π),  ρ = π(a)/π_old(a)"""
+    if config.advantage_norm == "minibatch":
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    log_pi = F.log_softmax(logits, -1)
+    log_ratio = log_pi.gather(-1, actions[:, None])[:, 0] - old_log_probs
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - config.clip_range, 1 + config.clip_range)
+    policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
+    if config.clip_range_value is not None:
+        values = old_values + (values - old_values).clamp(-config.clip_range_value, config.clip_range_value)
+    value_loss = F.mse_loss(values, returns)
+    entropy = -(log_pi.exp() * log_pi).sum(-1).mean()
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    with torch.no_grad():
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": (ratio - 1 - log_ratio).mean(),
+            "clip_fraction": ((ratio - 1).abs() > config.clip_range).float().mean(),
+        }
+    return loss, metrics
+
+
+def update_policy(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    rollout: Rollout,
+    trace: PolicyTrace,
+    advantages: Tensor,  # [T, N] normalised
+    returns: Tensor,  # [T, N]
+    config: PPOConfig,
+    generator: torch.Generator,
+) -> Metrics:
+    policy.train()
+    ids, hidden = rollout.ids[:-1].flatten(), trace.hidden.flatten(0, 1)
+    flat = [x.flatten() for x in (rollout.actions, trace.log_probs, trace.values, advantages, returns)]
+    collected = MeanMetrics()
+    for _ in range(config.epochs):
+        for chosen in minibatches(rollout.valid_indices(), config.minibatch_size, generator):
+            logits, values, _ = policy(rollout.table.rows(ids[chosen]), hidden[chosen])
+            actions, old_log_probs, old_values, advantage, target = (x[chosen] for x in flat)
+            loss, metrics = ppo_loss(logits, values, actions, old_log_probs, old_values, advantage, target, config)
+            gradient_step(policy, optimizer, loss, config.max_grad_norm, "policy")
+            collected.add(metrics)
+    valid = rollout.valid
+    return {**collected.mean(), "explained_variance": explained_variance(trace.values[valid], returns[valid])}
+
+
+def gradient_step(
+    network: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float, name: str
+) -> None:
+    """One clipped step; a loss or gradient that is not finite stops the run before it can spoil the parameters."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+    if not torch.isfinite(loss):
+        raise TrainingDiverged(f"the {name} loss is {float(loss.detach())}")
+    if not torch.isfinite(norm):
+        culprits = [n for n, p in network.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        raise TrainingDiverged(f"the {name} gradient is not finite in {', '.join(culprits[:3])}")
+    optimizer.step()
+
+
+class MeanMetrics:
+    """Means of the metrics of many gradient steps, brought to the host once."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach()
+        self.count += 1
+
+    def mean(self) -> Metrics:
+        return {name: float(total) / self.count for name, total in self.sums.items()}

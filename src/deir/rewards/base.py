@@ -1,0 +1,77 @@
+"""The contract of a reward method.
+
+`compute` is a stage after collection: it sees a whole rollout and gives a reward for every transition at once. The
+trainer owns the coefficient, the normalisation and the optimiser; a method owns its networks and what it remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deir.functional import minibatches
+from deir.networks import Encoder
+from deir.patches import ObservationTable, Rows
+from deir.types import Batch, Carry, Rollout
+
+ENCODE_CHUNK = 4096
+
+
+class IntrinsicReward(nn.Module):
+    """Base of all methods: a method overrides `compute` and, if it learns, `loss`."""
+
+    def initial_carry(self, n_envs: int) -> Carry:
+        """What the method brings into the first rollout."""
+        return {}
+
+    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
+        """Raw rewards [T, N], zero on dummy steps, and the carry for the next rollout."""
+        raise NotImplementedError
+
+    def memories(self, carry: Carry) -> Tensor | None:
+        """[T, N, H] the model's memory before each step of the rollout just computed, if it has one."""
+        return carry.get("memories")
+
+    def remember(self, rollout: Rollout, rewards: Tensor, average: float) -> None:
+        """Keeps what the method wants of the rollout; `average` is the running mean of raw rewards before it."""
+
+    def batches(
+        self, rollout: Rollout, carry: Carry, epochs: int, size: int, generator: torch.Generator
+    ) -> Iterator[Batch]:
+        """The rollout's genuine transitions, shuffled anew each epoch."""
+        indices, ids, next_ids = rollout.valid_indices(), rollout.ids[:-1].flatten(), rollout.next_ids.flatten()
+        actions, memories = rollout.actions.flatten(), self.memories(carry)
+        hidden = None if memories is None else memories.flatten(0, 1)
+        for _ in range(epochs):
+            for chosen in minibatches(indices, size, generator):
+                yield Batch(
+                    rollout.table.rows(ids[chosen]),
+                    actions[chosen],
+                    rollout.table.rows(next_ids[chosen]),
+                    None if hidden is None else hidden[chosen],
+                )
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        raise NotImplementedError
+
+    def extra_state(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the parameters and buffers."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        del state
+
+    @property
+    def learns(self) -> bool:
+        return any(p.requires_grad for p in self.parameters())
+
+
+@torch.no_grad()
+def embed_table(encoder: Encoder, table: ObservationTable) -> Tensor:
+    """Every observation of the table once, in evaluation mode. [U, F]"""
+    encoder.eval()
+    rows = torch.arange(len(table.distinct), device=table.distinct.device)
+    return torch.cat([encoder(Rows(table, part)) for part in rows.split(ENCODE_CHUNK)])

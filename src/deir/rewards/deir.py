@@ -1,0 +1,134 @@
+"""DEIR: episodic novelty scaled by the distance of trajectories, on the embeddings of a discriminative model.
+
+Equation 4:  r_t = min_{0 ≤ i < t} dist²(e_obs_i, e_obs_{t+1}) / (dist(e_traj_i, e_traj_t) + ε)
+
+The discriminator Dsc(o_t, a_t, o_x) tells whether o_x is the observation that followed, or one drawn from a queue of
+recent novel observations (Section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deir.config import Config
+from deir.functional import episode_first_positions, episodic_min_ratio
+from deir.memory import EpisodicHistory, ObservationQueue
+from deir.networks import encoder_kind, gru_scan, head, make_encoder
+from deir.patches import concatenate, extend_table
+from deir.rewards.base import IntrinsicReward, embed_table
+from deir.types import Batch, Carry, Rollout
+
+
+class Deir(IntrinsicReward):
+    def __init__(self, observation_space: spaces.Box, action_space: spaces.Discrete, config: Config) -> None:
+        super().__init__()
+        network, options = config.network, config.reward.deir
+        self.options = options
+        self.n_actions = int(action_space.n)
+        self.max_queue_bytes = config.checkpoint.max_queue_mb * 2**20
+        features, hidden, mlp = options.features or network.features, network.hidden, options.mlp or network.mlp
+        kind = encoder_kind(config.reward.encoder, observation_space, images="dqn")
+        self.encoder = make_encoder(kind, observation_space, features, network.norm)
+        self.gru = nn.GRUCell(features, hidden)
+        self.discriminator = head(network.norm, [2 * hidden + self.n_actions, mlp, mlp, 1])
+        dtype = torch.uint8 if observation_space.dtype == "uint8" else torch.float32
+        self.queue = ObservationQueue(options.queue_size, observation_space.shape, dtype)
+
+    def initial_carry(self, n_envs: int) -> Carry:
+        device = self.gru.weight_hh.device
+        history = EpisodicHistory.empty(n_envs, {"obs": self.gru.input_size, "traj": self.gru.hidden_size}, device)
+        return {"hidden": torch.zeros(n_envs, self.gru.hidden_size, device=device), **history.tensors()}
+
+    @torch.no_grad()
+    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
+        steps, _ = rollout.shape
+        history = EpisodicHistory.from_tensors(carry)
+        embeddings = embed_table(self.encoder, rollout.table)  # [U, F]
+        obs, next_obs = embeddings[rollout.ids[:-1]], embeddings[rollout.next_ids]  # [T, N, F]
+        before, after = gru_scan(self.gru, obs, carry["hidden"], rollout.starts[:-1])  # [T, N, H]
+        key_traj = before if self.options.pairing == "published" else after
+        query_traj = self.next_trajectories(next_obs, after) if self.options.pairing == "a1" else after
+        first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
+        last = torch.arange(steps, device=first.device) + history.depth - (1 if self.options.pairing == "eq4" else 0)
+        rewards = episodic_min_ratio(
+            next_obs, query_traj, history.extended("obs", obs), history.extended("traj", key_traj),
+            first, last, self.options.eps,
+        )  # fmt: skip
+        history = history.advanced({"obs": obs, "traj": key_traj}, first[-1], rollout.starts[-1])
+        return rewards * rollout.valid, {"hidden": after[-1], "memories": before, **history.tensors()}
+
+    def next_trajectories(self, next_obs: Tensor, after: Tensor) -> Tensor:
+        """e_traj_{t+1} of the true next observation. [T, N, H]"""
+        return self.gru(next_obs.flatten(0, 1), after.flatten(0, 1)).view_as(after)
+
+    def remember(self, rollout: Rollout, rewards: Tensor, average: float) -> None:
+        """Algorithm A2: observations whose reward is not below the running average join the queue."""
+        observations = rollout.table.distinct
+        if len(self.queue) == 0:
+            self.queue.push(observations[rollout.ids[0]])
+        novel = (rewards >= average) & rollout.valid
+        self.queue.push(observations[rollout.next_ids[novel]])
+
+    def batches(
+        self, rollout: Rollout, carry: Carry, epochs: int, size: int, generator: torch.Generator
+    ) -> Iterator[Batch]:
+        plain = list(super().batches(rollout, carry, epochs, size, generator))
+        slots = [self.draw_fakes(batch, generator) for batch in plain]
+        if not rollout.table.levels:
+            device = rollout.table.distinct.device
+            for batch, (slot, differs) in zip(plain, slots, strict=True):
+                yield replace(batch, fakes=self.queue.storage[slot].to(device), fake_differs=differs)
+            return
+        table, renamed, fake_ids = extend_table(rollout.table, self.queue.storage, torch.cat([s for s, _ in slots]))
+        parts = fake_ids.split([len(batch.actions) for batch in plain])
+        for batch, (_, differs), fakes in zip(plain, slots, parts, strict=True):
+            yield replace(
+                batch,
+                observations=table.rows(renamed[batch.observations.ids]),
+                next_observations=table.rows(renamed[batch.next_observations.ids]),
+                fakes=table.rows(fakes),
+                fake_differs=differs,
+            )
+
+    def draw_fakes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Slots of the queue [B], drawn twice where the first equals the true next observation; and which differ."""
+        true = batch.next_observations.gather().cpu()
+        draws = torch.randint(len(self.queue), (2, len(true)), generator=generator)
+        differs = [(self.queue.storage[draw] != true).flatten(1).any(1) for draw in draws]
+        return torch.where(differs[0], draws[0], draws[1]), (differs[0] | differs[1]).to(batch.actions.device)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Binary cross-entropy, true and fake transitions weighted equally."""
+        assert batch.hidden is not None and batch.fakes is not None and batch.fake_differs is not None
+        embeddings = self.encoder(concatenate([batch.observations, batch.next_observations, batch.fakes]))
+        obs, next_obs, fake_obs = embeddings.chunk(3)  # [B, F]
+        traj = self.gru(obs, batch.hidden).repeat(2, 1)  # [2B, H]
+        next_traj = self.gru(torch.cat([next_obs, fake_obs]), traj)  # [2B, H]
+        actions = F.one_hot(batch.actions, self.n_actions).to(traj.dtype).repeat(2, 1)
+        logits = self.discriminator(torch.cat([traj, next_traj, actions], 1))[:, 0]  # [2B]
+        true, fake = logits.chunk(2)
+        differs = batch.fake_differs.to(logits.dtype)
+        true_loss = F.softplus(-true).mean()  # -log Dsc
+        fake_loss = (F.softplus(fake) * differs).sum() / differs.sum().clamp(min=1)  # -log(1 - Dsc)
+        with torch.no_grad():
+            accuracy = 0.5 * (
+                (true > 0).float().mean() + ((fake < 0).float() * differs).sum() / differs.sum().clamp(min=1)
+            )
+        return 0.5 * (true_loss + fake_loss), {
+            "discriminator_accuracy": accuracy,
+            "fake_valid_rate": differs.mean(),
+        }
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"queue": self.queue.state_dict() if self.queue.nbytes <= self.max_queue_bytes else None}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        if state["queue"] is not None:
+            self.queue.load_state_dict(state["queue"])

@@ -1,0 +1,182 @@
+"""Collects T steps of N environments with frozen parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from deir.envs.base import EnvStep, VectorEnvs
+from deir.metrics import Timer
+from deir.networks import grid_padding
+from deir.patches import ObservationTable, tabulate
+from deir.policy import Policy, sample_actions
+from deir.types import PolicyTrace, Rollout
+
+
+@dataclass
+class Position:
+    """Where collection stands between two rollouts."""
+
+    observations: NDArray[Any]  # [N, *obs] what the policy sees next
+    starts: NDArray[np.bool_]  # [N] it is the first of an episode
+    hidden: Tensor  # [N, H] the policy's memory before it
+
+
+class EmbeddingCache:
+    """Names each distinct observation by an integer and, while parameters are frozen, embeds it once."""
+
+    def __init__(self, policy: Policy, known: ObservationTable | None) -> None:
+        self.policy = policy
+        self.observations: list[NDArray[Any]] = []
+        self.names: dict[bytes, int] = {}
+        self.embeddings = torch.zeros(4096, policy.encoder.features, device=next(policy.parameters()).device)
+        if known is not None:
+            self._adopt(known)
+
+    def _adopt(self, known: ObservationTable) -> None:
+        """Starts from the observations of the last rollout: most of them come again."""
+        for observation in known.distinct.cpu().numpy():
+            self.names[observation.tobytes()] = len(self.observations)
+            self.observations.append(observation)
+        self._store(0, self.policy.encoder(known.rows(torch.arange(len(known.distinct)))))
+
+    def _store(self, begin: int, embeddings: Tensor) -> None:
+        while begin + len(embeddings) > len(self.embeddings):
+            self.embeddings = torch.cat([self.embeddings, torch.zeros_like(self.embeddings)])
+        self.embeddings[begin : begin + len(embeddings)] = embeddings
+
+    def lookup(self, observations: NDArray[Any]) -> Tensor:
+        """[N, *obs] -> names [N]"""
+        known = len(self.observations)
+        names = []
+        for observation in observations:
+            name = self.names.setdefault(observation.tobytes(), len(self.observations))
+            if name == len(self.observations):
+                self.observations.append(observation.copy())
+            names.append(name)
+        if len(self.observations) > known:
+            fresh = torch.from_numpy(np.stack(self.observations[known:])).to(self.embeddings.device)
+            self._store(known, self.policy.encoder(fresh))
+        return torch.tensor(names)
+
+
+@torch.no_grad()
+def collect(
+    envs: VectorEnvs,
+    policy: Policy,
+    position: Position,
+    steps: int,
+    generator: torch.Generator,
+    bootstrap: bool,
+    known: ObservationTable | None,
+    timer: Timer,
+) -> tuple[Rollout, PolicyTrace, Position, list[EnvStep]]:
+    """`bootstrap`: value the last observation of truncated episodes too. `known`: observations likely to come again."""
+    policy.eval()
+    device = position.hidden.device
+    cache = EmbeddingCache(policy, known) if envs.repeats else None
+    seen: list[Any] = []  # names, or the observations themselves where nothing repeats
+    starts, actions, logits, hidden_before, hidden_after, env_steps = [], [], [], [], [], []
+    observations, start, hidden = position.observations, position.starts, position.hidden
+    for _ in range(steps):
+        with timer("forward"):
+            hidden = hidden * torch.from_numpy(~start).to(device)[:, None]
+            if cache is None:
+                seen.append(torch.from_numpy(observations))
+                embeddings = policy.encoder(seen[-1].to(device))
+            else:
+                seen.append(cache.lookup(observations))
+                embeddings = cache.embeddings[seen[-1]]
+            starts.append(start)
+            hidden_before.append(hidden)
+            hidden = policy.gru(embeddings, hidden)
+            hidden_after.append(hidden)
+            logits.append(policy.actor(hidden))
+            actions.append(sample_actions(logits[-1], generator))
+        with timer("env"):
+            env_steps.append(envs.step(actions[-1].cpu().numpy()))
+            observations, start = env_steps[-1].observations, env_steps[-1].starts
+    with timer("forward"):
+        table, ids, final_ids = _tabulate(envs, cache, seen, observations, env_steps, device)
+        rollout = _assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, device)
+        trace = _trace(
+            policy, rollout, torch.stack(logits), torch.stack(hidden_before), torch.stack(hidden_after), bootstrap
+        )
+    return rollout, trace, Position(observations, start, hidden), env_steps
+
+
+def _tabulate(
+    envs: VectorEnvs,
+    cache: EmbeddingCache | None,
+    seen: list[Tensor],
+    last: NDArray[Any],
+    env_steps: list[EnvStep],
+    device: torch.device,
+) -> tuple[ObservationTable, Tensor, Tensor]:
+    """The rollout's table, the names [T+1, N] of what was seen, and the names [K] of the final observations."""
+    finals = np.concatenate([step.final_observations for step in env_steps])
+    shape = (len(seen) + 1, envs.n_envs)
+    if cache is None:
+        everything = torch.cat([*seen, torch.from_numpy(np.ascontiguousarray(last)), torch.from_numpy(finals)])
+        table, names = tabulate(everything.to(device), False)
+        ids, final_ids = names.split([shape[0] * shape[1], len(finals)])
+        return table, ids.view(shape), final_ids
+    ids = torch.stack([*seen, cache.lookup(last)])
+    final_ids = cache.lookup(finals) if len(finals) else torch.zeros(0, dtype=torch.int64)
+    used, names = torch.cat([ids.flatten(), final_ids]).unique(return_inverse=True)
+    distinct = torch.from_numpy(np.stack(cache.observations))[used]
+    assert envs.observation_space.shape is not None
+    table, renamed = tabulate(distinct.to(device), True, grid_padding(envs.observation_space.shape))
+    names = renamed[names.to(device)]
+    ids, final_ids = names.split([shape[0] * shape[1], len(finals)])
+    return table, ids.view(shape), final_ids
+
+
+def _assemble(
+    table: ObservationTable,
+    ids: Tensor,
+    final_ids: Tensor,
+    starts: list[NDArray[np.bool_]],
+    actions: Tensor,
+    env_steps: list[EnvStep],
+    device: torch.device,
+) -> Rollout:
+    def stacked(name: str) -> Tensor:
+        return torch.from_numpy(np.stack([getattr(step, name) for step in env_steps])).to(device)
+
+    n_envs = ids.shape[1]
+    final_indices = np.concatenate([t * n_envs + step.final_indices for t, step in enumerate(env_steps)])
+    return Rollout(
+        table=table,
+        ids=ids,
+        starts=torch.from_numpy(np.stack(starts)).to(device),
+        actions=actions,
+        rewards=stacked("rewards").float(),
+        terminated=stacked("terminated"),
+        truncated=stacked("truncated"),
+        valid=stacked("valid"),
+        final_indices=torch.from_numpy(final_indices).to(device),
+        final_ids=final_ids,
+    )
+
+
+def _trace(
+    policy: Policy, rollout: Rollout, logits: Tensor, before: Tensor, after: Tensor, bootstrap: bool
+) -> PolicyTrace:
+    """Log-probabilities and values of all steps at once. logits: [T, N, A]; before, after: [T, N, H]"""
+    log_probs = F.log_softmax(logits, -1).gather(-1, rollout.actions[..., None])[..., 0]
+    values = policy.critic(after.flatten(0, 1)).view(rollout.shape)
+    last = after[-1] * ~rollout.starts[-1][:, None]
+    _, last_values, _ = policy(rollout.table.rows(rollout.ids[-1]), last)
+    next_values = torch.cat([values[1:], last_values[None]])
+    if bootstrap and len(rollout.final_indices):
+        memory = after.flatten(0, 1)[rollout.final_indices]
+        _, final_values, _ = policy(rollout.table.rows(rollout.final_ids), memory)
+        next_values = next_values.flatten().index_copy(0, rollout.final_indices, final_values).view(rollout.shape)
+    return PolicyTrace(before, log_probs, values, next_values)

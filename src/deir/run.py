@@ -1,0 +1,297 @@
+"""A run on disk: its directory, its log, its checkpoints, and what happens when it is interrupted."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import datetime
+import io
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deir import checkpoint
+from deir.config import Config, check, load_yaml, merge, save_yaml
+from deir.envs import check_env
+from deir.errors import TrainingDiverged, UserError, invalid
+from deir.presets import resolve
+from deir.rewards import check_method
+from deir.trainer import Trainer
+
+FIRST_COLUMNS = (
+    "iteration",
+    "frames",
+    "seconds",
+    "fps",
+    "return_mean",
+    "success_rate",
+    "episode_length_mean",
+    "intrinsic_reward_mean",
+)
+Row = dict[str, Any]
+Listener = Callable[[Config, Row], None]  # called after every iteration
+
+
+class RunDirectory:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.progress = path / "progress.csv"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+        self.events = path / "tensorboard"
+        self.figure = path / "learning_curve.png"
+
+    @classmethod
+    def existing(cls, path: Path, field: str) -> RunDirectory:
+        run = cls(path)
+        if not run.config.is_file():
+            raise invalid(field, str(path), f"a run directory with a config.yaml{_nearest_run(path)}")
+        return run
+
+
+def _nearest_run(path: Path) -> str:
+    from deir.errors import nearest
+
+    runs = [str(p.parent) for p in Path("runs").glob("**/config.yaml")] if Path("runs").is_dir() else []
+    close = nearest(str(path), runs)
+    return f"; the nearest one is {close}" if close else ""
+
+
+def validate(config: Config) -> None:
+    """All that can be wrong with a configuration, before anything is created."""
+    check(config)
+    check_method(config.method)
+    check_env(config.env)
+    try:
+        device = torch.device(config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise invalid("device", config.device, "a device PyTorch can use here, such as cpu") from None
+
+
+def default_directory(config: Config) -> Path:
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = config.env.id.replace(":", "-").replace("/", "-")
+    return Path("runs") / name / config.method / f"seed{config.seed}-{stamp}"
+
+
+def check_vacant(path: Path) -> None:
+    """An existing run is never overwritten."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise invalid("out", str(path), f"a new or empty directory (`deir train --resume {path}` continues a run)")
+
+
+def start(config: Config, out: Path | None = None, listener: Listener | None = None) -> tuple[Path, Row]:
+    """Trains from the beginning. Gives the run directory and the last row of its progress."""
+    validate(config)
+    run = RunDirectory(out or default_directory(config))
+    check_vacant(run.path)
+    trainer = Trainer(config)
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        save_yaml(config, run.config)
+        return run.path, _train(trainer, run, listener, [])
+    finally:
+        trainer.close()
+
+
+def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener | None = None) -> tuple[Path, Row]:
+    """Goes on from the last whole checkpoint; `changes` may lengthen the run."""
+    run = RunDirectory.existing(path, "resume")
+    config = merge(merge(Config(), load_yaml(run.config)), changes or {})
+    validate(config)
+    state, source, complaints = checkpoint.load_latest(run.checkpoints)
+    for complaint in complaints:
+        print(f"warning: {complaint}", file=sys.stderr)
+    if complaints:
+        print(f"warning: going on from {source}", file=sys.stderr)
+    # environments that cannot be saved begin fresh episodes, with seeds that name the checkpoint
+    trainer = Trainer(config, generation=int(state["iteration"]))
+    try:
+        trainer.load_state_dict(state)
+        rows = _rows_until(run.progress, trainer.iteration)
+        save_yaml(config, run.config)
+        return run.path, _train(trainer, run, listener, rows)
+    finally:
+        trainer.close()
+
+
+def _rows_until(progress: Path, iteration: int) -> list[Row]:
+    """The rows up to the checkpoint; later ones will be made again."""
+    if not progress.is_file():
+        return []
+    with progress.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["iteration"] or "").isdigit()]
+    return [row for row in rows if int(row["iteration"]) <= iteration]
+
+
+class ProgressLog:
+    """progress.csv and TensorBoard events."""
+
+    def __init__(self, run: RunDirectory, rows: list[Row], tensorboard: bool) -> None:
+        self.path = run.progress
+        self.columns: list[str] = list(rows[0]) if rows else []
+        if rows:
+            _write_whole(self.path, _csv_text(self.columns, rows, header=True))
+        self.writer = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = int(rows[-1]["frames"]) + 1 if rows else None
+            self.writer = SummaryWriter(str(run.events), purge_step=purge)  # type: ignore[no-untyped-call]
+
+    def write(self, row: Row) -> None:
+        header = not self.columns
+        if header:
+            self.columns = [*FIRST_COLUMNS, *(name for name in row if name not in FIRST_COLUMNS)]
+        with self.path.open("a", newline="") as file:
+            file.write(_csv_text(self.columns, [row], header))
+        if self.writer is not None:
+            for name, value in row.items():
+                if value is not None and name not in ("iteration", "frames"):
+                    self.writer.add_scalar(name, value, row["frames"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()  # type: ignore[no-untyped-call]
+
+
+def _csv_text(columns: list[str], rows: list[Row], header: bool) -> str:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, restval="", lineterminator="\n", extrasaction="ignore")
+    if header:
+        writer.writeheader()
+    writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    return buffer.getvalue()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+@contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    """The first signal is noted, so that the iteration ends well; the second one is obeyed at once."""
+    noted: list[int] = []
+    previous: dict[int, Any] = {}
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(number)
+        signal.signal(number, previous[number])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(ValueError):  # not the main thread: the caller handles signals
+            previous[number] = signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def _train(trainer: Trainer, run: RunDirectory, listener: Listener | None, rows: list[Row]) -> Row:
+    config = trainer.config
+    log = ProgressLog(run, rows, config.tensorboard)
+    before = float(rows[-1]["seconds"]) if rows else 0.0
+    row: Row = {k: _number(v) for k, v in rows[-1].items()} if rows else {"iteration": 0, "frames": 0, "seconds": 0.0}
+    begin = time.perf_counter()
+    status = "finished"
+    try:
+        with _signals_noted() as signals:
+            while not trainer.finished and not _target_reached(row, config):
+                good = copy.deepcopy(trainer.state_dict())
+                started, frames = time.perf_counter(), trainer.frames
+                try:
+                    figures = trainer.iterate()
+                except TrainingDiverged as error:
+                    checkpoint.save(good, checkpoint.path_of(run.checkpoints, int(good["iteration"])))
+                    status = f"diverged: {error}"
+                    raise UserError(
+                        f"training stopped at iteration {trainer.iteration + 1}: {error}. The last good state is in "
+                        f"{run.checkpoints}. A smaller --ppo.learning-rate or --reward.beta is the usual remedy."
+                    ) from None
+                now = time.perf_counter()
+                row = {
+                    "iteration": trainer.iteration,
+                    "frames": trainer.frames,
+                    "seconds": before + now - begin,
+                    "fps": (trainer.frames - frames) / (now - started),
+                    **figures,
+                }
+                log.write(row)
+                if listener:
+                    listener(config, row)
+                if trainer.iteration % config.checkpoint.every == 0 or signals:
+                    _checkpoint(trainer, run)
+                if signals:
+                    status = "interrupted"
+                    raise Interrupted
+            status = "target reached" if _target_reached(row, config) else "finished"
+            _checkpoint(trainer, run)
+    finally:
+        log.close()
+        _write_whole(run.summary, json.dumps(_summary(config, row, status), indent=2) + "\n")
+    return row
+
+
+def _number(text: Any) -> Any:
+    try:
+        return float(text) if text not in ("", None) else None
+    except ValueError:
+        return text
+
+
+def _target_reached(row: Row, config: Config) -> bool:
+    mean = row.get("return_mean")
+    return config.target_return is not None and mean is not None and float(mean) >= config.target_return
+
+
+def _checkpoint(trainer: Trainer, run: RunDirectory) -> None:
+    path = checkpoint.path_of(run.checkpoints, trainer.iteration)
+    if not path.exists():
+        checkpoint.save(trainer.state_dict(), path)
+    checkpoint.prune(run.checkpoints, trainer.config.checkpoint.keep)
+
+
+def _summary(config: Config, row: Row, status: str) -> dict[str, Any]:
+    packages = ("deir", "torch", "numpy", "gymnasium", "minigrid")
+    return {
+        "status": status,
+        "env": config.env.id,
+        "method": config.method,
+        "seed": config.seed,
+        "final": {name: row.get(name) for name in FIRST_COLUMNS},
+        "frames_per_second": row["frames"] / row["seconds"] if row["seconds"] else None,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+    }
+
+
+def load_config(path: Path, field: str = "run") -> Config:
+    return merge(Config(), load_yaml(RunDirectory.existing(path, field).config))
+
+
+def configure(overrides: dict[str, Any]) -> Config:
+    """Defaults, then the preset of the task and method named in `overrides`, then the overrides themselves."""
+    named = merge(Config(), overrides)
+    config = resolve(
+        replace(Config(), env=replace(Config().env, id=named.env.id), method=named.method, preset=named.preset)
+    )
+    return merge(config, {**overrides, "preset": config.preset})

@@ -1,0 +1,59 @@
+"""The package from Python."""
+
+import numpy as np
+import pytest
+import torch
+
+import deir
+from deir.config import EnvConfig
+from deir.evaluate import evaluate
+
+TINY = {"ppo": {"rollout_steps": 32, "minibatch_size": 64}, "threads": 1, "tensorboard": False}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    options = {"n_envs": 4, "layout_worker": False}
+    return deir.train("DoorKey-5x5", steps=256, out=tmp_path_factory.mktemp("api") / "run", env_options=options, **TINY)
+
+
+def test_train_load_act(trained):
+    assert trained.final["frames"] == 256
+    agent = deir.load(trained.path)
+    envs = deir.make_envs(EnvConfig("DoorKey-5x5", n_envs=3, layout_worker=False), seed=7)
+    observations = envs.reset()
+    actions, state = agent.act(observations)
+    assert actions.shape == (3,)
+    one, one_state = agent.act(observations[0], greedy=True)
+    assert one.shape == ()
+    greedy, _ = agent.act(observations, greedy=True)
+    assert greedy[0] == one
+    again, _ = agent.act(observations[0], one_state, greedy=True)
+    assert again in range(7)
+    assert not torch.equal(state, torch.zeros_like(state))
+    envs.close()
+
+
+def test_acting_step_by_step_is_the_policy_of_training(trained):
+    """The memory carried by the caller gives the logits a scan over the whole episode gives."""
+    agent = deir.load(trained.path)
+    rng = np.random.default_rng(0)
+    views = rng.integers(0, 3, (6, 7, 7, 3)).astype(np.uint8)
+    state = None
+    hidden = agent.policy.initial_hidden(1)
+    for view in views:
+        action, state = agent.act(view, state, greedy=True)
+        with torch.no_grad():
+            logits, _, hidden = agent.policy(torch.from_numpy(view)[None], hidden)
+        assert action == logits.argmax()
+        torch.testing.assert_close(state, hidden)
+
+
+def test_evaluation_plays_the_asked_number_of_episodes_reproducibly(trained):
+    agent = deir.load(trained.path)
+    first, second = evaluate(agent, 9, seed=1), evaluate(agent, 9, seed=1)
+    assert len(first.returns) == 9
+    assert np.array_equal(first.returns, second.returns)
+    assert np.array_equal(first.lengths, second.lengths)
+    figures = first.figures()
+    assert figures["return_stderr"] == pytest.approx(first.returns.std(ddof=1) / 3)

@@ -1,0 +1,53 @@
+"""The rooms of the house: lower ones never import higher ones."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "deir"
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def modules(*patterns: str) -> list[Path]:
+    return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
+
+
+@pytest.mark.parametrize(
+    "path", modules("functional.py", "memory.py", "patches.py", "seeding.py", "errors.py"), ids=lambda p: p.stem
+)
+def test_the_ground_floor_imports_nothing_of_ours(path):
+    assert not {name for name in imports_of(path) if name.split(".")[0] == "deir"}
+
+
+@pytest.mark.parametrize("path", modules("rewards/*.py"), ids=lambda p: p.stem)
+def test_rewards_know_nothing_of_ppo_envs_or_training(path):
+    forbidden = {"deir.ppo", "deir.envs", "deir.trainer", "deir.rollout", "deir.run", "deir.cli", "deir.policy"}
+    assert not {name for name in imports_of(path) if any(name == f or name.startswith(f"{f}.") for f in forbidden)}
+
+
+@pytest.mark.parametrize("path", [p for p in modules("**/*.py") if "experiments" not in p.parts], ids=lambda p: p.stem)
+def test_heavy_tools_live_above(path):
+    heavy = {"ray", "optuna", "matplotlib", "stable_baselines3"}
+    assert not {name for name in imports_of(path) if name.split(".")[0] in heavy}
+
+
+@pytest.mark.parametrize("path", modules("envs/*.py"), ids=lambda p: p.stem)
+def test_environments_need_no_torch(path):
+    assert not {name for name in imports_of(path) if name.split(".")[0] == "torch"}
+
+
+def test_the_layout_worker_and_the_bare_package_do_not_load_torch():
+    code = "import sys, deir, deir.envs, deir.envs.layouts; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,126 @@
+"""Formulas against closed forms and naive loops."""
+
+import numpy as np
+import pytest
+import torch
+
+from deir.functional import (
+    EmaMoments,
+    episode_first_positions,
+    episodic_min_ratio,
+    explained_variance,
+    gae,
+    minibatches,
+)
+
+
+def naive_gae(rewards, values, next_values, dones, gamma, lam):
+    steps, envs = rewards.shape
+    result = torch.zeros_like(rewards)
+    for n in range(envs):
+        for t in range(steps):
+            weight = 1.0
+            for k in range(t, steps):
+                delta = rewards[k, n] + gamma * next_values[k, n] - values[k, n]
+                result[t, n] += weight * delta
+                if dones[k, n]:
+                    break
+                weight *= gamma * lam
+    return result
+
+
+def test_gae_equals_a_naive_sum_over_each_episode():
+    generator = torch.Generator().manual_seed(0)
+    rewards, values, next_values = torch.randn(3, 20, 4, generator=generator, dtype=torch.float64)
+    dones = torch.rand(20, 4, generator=generator) < 0.2
+    actual = gae(rewards, values, next_values, dones, 0.9, 0.8)
+    torch.testing.assert_close(actual, naive_gae(rewards, values, next_values, dones, 0.9, 0.8))
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (0.9, 1.0), (0.5, 0.0)])
+def test_gae_under_a_constant_value_and_reward_is_a_geometric_sum(gamma, lam):
+    steps, value, reward = 30, 2.0, 0.5
+    constant = torch.full((steps, 1), value, dtype=torch.float64)
+    rewards = torch.full((steps, 1), reward, dtype=torch.float64)
+    actual = gae(rewards, constant, constant, torch.zeros(steps, 1, dtype=torch.bool), gamma, lam)[:, 0]
+    delta = reward + gamma * value - value
+    left = torch.arange(steps, 0, -1, dtype=torch.float64)
+    expected = delta * (1 - (gamma * lam) ** left) / (1 - gamma * lam)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_gae_with_lambda_one_and_no_bootstrap_is_the_discounted_return_minus_the_value():
+    rewards = torch.tensor([[0.0], [0.0], [1.0]])
+    values = torch.tensor([[0.2], [0.3], [0.4]])
+    next_values = torch.tensor([[0.3], [0.4], [0.0]])
+    dones = torch.tensor([[False], [False], [True]])
+    expected = torch.tensor([[0.81 - 0.2], [0.9 - 0.3], [1 - 0.4]])
+    torch.testing.assert_close(gae(rewards, values, next_values, dones, 0.9, 1.0), expected)
+
+
+def test_episode_first_positions():
+    starts = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=torch.bool)
+    carried = torch.tensor([0, 3, 1])
+    expected = torch.tensor([[3, 0, 2], [3, 0, 4], [3, 5, 4], [6, 5, 4]])
+    assert torch.equal(episode_first_positions(starts, carried), expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_episodic_min_ratio_equals_a_naive_loop(chunk):
+    generator = torch.Generator().manual_seed(1)
+    steps, carried, envs = 12, 5, 3
+    q_obs, q_traj = torch.randn(2, steps, envs, 4, generator=generator)
+    k_obs, k_traj = torch.randn(2, steps + carried, envs, 4, generator=generator)
+    first = torch.randint(0, steps + carried + 2, (steps, envs), generator=generator)
+    last = torch.arange(steps) + carried - 1
+    actual = episodic_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6, chunk)
+    for t in range(steps):
+        for n in range(envs):
+            ratios = [
+                (q_obs[t, n] - k_obs[i, n]).square().sum() / ((q_traj[t, n] - k_traj[i, n]).norm() + 1e-6)
+                for i in range(int(first[t, n]), int(last[t]) + 1)
+            ]
+            expected = min(ratios) if ratios else torch.tensor(0.0)
+            torch.testing.assert_close(actual[t, n], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_repeated_observation_earns_nothing_even_far_from_the_origin():
+    obs = 100 + torch.randn(1, 1, 64)
+    keys = torch.cat([obs, obs + 1])
+    traj = torch.randn(2, 1, 64)
+    reward = episodic_min_ratio(obs, traj[:1] + 0.1, keys, traj, torch.tensor([[0]]), torch.tensor([1]), 1e-6)
+    assert reward.item() < 1e-7  # single precision would give 1e-2
+
+
+def test_ema_moments_follow_their_recurrence():
+    moments = EmaMoments(0.9)
+    x = torch.tensor([1.0, 2.0, 3.0])
+    moments.update(x)
+    assert moments.mean == pytest.approx(0.1 * 2)
+    assert moments.var == pytest.approx(0.9 + 0.1 * np.mean((x.numpy() - 0.2) ** 2))
+    torch.testing.assert_close(moments.normalize(x), (x - moments.mean) / (moments.var**0.5 + 1e-5))
+    before = moments.state_dict()
+    moments.update(torch.zeros(0))
+    assert moments.state_dict() == before
+
+
+def test_momentum_zero_forgets_the_past():
+    moments = EmaMoments(0.0)
+    moments.update(torch.tensor([100.0, 200.0]))
+    moments.update(torch.tensor([1.0, 3.0]))
+    assert (moments.mean, moments.var) == (2.0, 1.0)
+
+
+def test_minibatches_are_a_partition_into_nearly_equal_parts():
+    indices = torch.arange(10, 1013)
+    parts = minibatches(indices, 100, torch.Generator().manual_seed(0))
+    assert len(parts) == 10
+    assert {len(p) for p in parts} == {100, 101}
+    assert torch.equal(torch.cat(parts).sort().values, indices)
+
+
+def test_explained_variance():
+    target = torch.tensor([1.0, 2.0, 3.0])
+    assert explained_variance(target, target) == 1.0
+    assert explained_variance(torch.zeros(3), target) == pytest.approx(0.0)
+    assert explained_variance(target, torch.ones(3)) == 0.0

@@ -1,0 +1,97 @@
+"""Networks: the distinct-patch path equals the plain one, shapes are the appendix's, memory resets where it should."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from deir.networks import GridEncoder, encoder_kind, grid_padding, gru_scan, head, make_encoder
+from deir.patches import tabulate
+
+
+def few_kinds_of_views(count: int, size: int, seed: int = 0) -> torch.Tensor:
+    """Views that repeat, of few kinds of cells, as MiniGrid's do. [count, size, size, 3] uint8"""
+    rng = np.random.default_rng(seed)
+    kinds = np.array([[0, 0, 0], [1, 0, 0], [2, 5, 0], [4, 3, 1], [8, 1, 0]], np.uint8)
+    pool = kinds[rng.choice(5, (count // 3, size, size), p=[0.4, 0.3, 0.2, 0.05, 0.05])]
+    return torch.from_numpy(pool[rng.integers(0, len(pool), count)])
+
+
+@pytest.mark.parametrize("size", [3, 5, 7, 9])
+@pytest.mark.parametrize("norm", ["batch", "none"])
+@pytest.mark.parametrize("training", [True, False])
+def test_distinct_patches_give_the_outputs_and_gradients_of_the_plain_path(size, norm, training):
+    views = few_kinds_of_views(300, size)
+    table, names = tabulate(views, True, grid_padding((size, size)))
+    assert torch.equal(table.distinct[names], views)
+    torch.manual_seed(0)
+    plain = GridEncoder((size, size, 3), 64, norm).double().train(training)
+    fast = copy.deepcopy(plain)
+    ids = torch.randint(0, 300, (500,))
+    target = torch.randn(500, 64, dtype=torch.float64)
+    expected, actual = plain(views[ids]), fast(table.rows(names[ids]))
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    (expected * target).sum().backward()
+    (actual * target).sum().backward()
+    for (name, a), b in zip(fast.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-8, atol=1e-8, msg=name)
+    for (name, a), b in zip(fast.named_buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_layer_norm_and_images_take_rows_too():
+    views = few_kinds_of_views(60, 7)
+    table, names = tabulate(views, True)
+    encoder = GridEncoder((7, 7, 3), 64, "layer")
+    torch.testing.assert_close(encoder(table.rows(names)), encoder(views))
+    images = torch.randint(0, 255, (4, 64, 64, 3), dtype=torch.uint8)
+    table, names = tabulate(images, False)
+    encoder = make_encoder("dqn", spaces.Box(0, 255, (64, 64, 3), np.uint8), 256, "layer")
+    torch.testing.assert_close(encoder(table.rows(names)), encoder(images))
+
+
+def test_many_kinds_of_patches_do_not_overflow_their_keys():
+    views = torch.randint(0, 11, (4000, 7, 7, 3), dtype=torch.uint8)
+    table, names = tabulate(views, True)
+    assert len(table.levels[1].children) > 2**15
+    encoder = GridEncoder((7, 7, 3), 8, "batch").eval()
+    torch.testing.assert_close(encoder(table.rows(names)), encoder(views), rtol=1e-4, atol=1e-4)
+
+
+def linear_sizes(module: nn.Module) -> list[tuple[int, int]]:
+    return [(m.in_features, m.out_features) for m in module.modules() if isinstance(m, nn.Linear)]
+
+
+@pytest.mark.parametrize(("size", "flat"), [(7, 1024), (3, 256)])
+def test_grid_encoder_has_the_shapes_of_appendix_a5(size, flat):
+    encoder = GridEncoder((size, size, 3), 64, "batch")
+    assert [(c.in_channels, c.out_channels) for c in encoder.convs] == [(3, 32), (32, 64), (64, 64)]
+    assert linear_sizes(encoder) == [(flat, 64)]
+
+
+def test_image_encoders_have_the_shapes_of_appendix_a5():
+    space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    assert linear_sizes(make_encoder("impala", space, 256, "layer")) == [(2048, 256)]
+    assert linear_sizes(make_encoder("dqn", space, 256, "layer")) == [(576, 256)]
+    assert encoder_kind("auto", space, "impala") == "impala"
+    assert encoder_kind("auto", spaces.Box(0, 255, (7, 7, 3), np.uint8), "dqn") == "grid"
+    assert encoder_kind("auto", spaces.Box(-1, 1, (4,), np.float32), "dqn") == "mlp"
+    assert linear_sizes(head("batch", [135, 128, 128, 1])) == [(135, 128), (128, 128), (128, 1)]
+
+
+def test_gru_scan_equals_a_step_by_step_forward_that_forgets_at_episode_starts():
+    torch.manual_seed(0)
+    cell = nn.GRUCell(5, 6)
+    inputs, hidden = torch.randn(9, 3, 5), torch.randn(3, 6)
+    starts = torch.rand(9, 3) < 0.3
+    before, after = gru_scan(cell, inputs, hidden, starts)
+    for n in range(3):
+        h = hidden[n]
+        for t in range(9):
+            h = torch.zeros(6) if starts[t, n] else h
+            torch.testing.assert_close(before[t, n], h)
+            h = cell(inputs[t, n][None], h[None])[0]
+            torch.testing.assert_close(after[t, n], h)

@@ -1,0 +1,104 @@
+"""The PPO loss and update against hand-made references."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from builders import ACTIONS, SPACE, random_episodes
+from deir.config import NetworkConfig, PPOConfig
+from deir.errors import TrainingDiverged
+from deir.functional import EmaMoments
+from deir.policy import Policy, sample_actions
+from deir.ppo import advantages_and_returns, gradient_step, normalized_advantages, ppo_loss
+from deir.types import PolicyTrace
+
+
+def naive_loss(logits, values, actions, old_log_probs, old_values, advantages, returns, config):
+    terms, value_terms, entropies = [], [], []
+    for k in range(len(actions)):
+        probabilities = np.exp(logits[k] - logits[k].max())
+        probabilities /= probabilities.sum()
+        ratio = probabilities[actions[k]] / np.exp(old_log_probs[k])
+        clipped = min(max(ratio, 1 - config.clip_range), 1 + config.clip_range)
+        terms.append(min(ratio * advantages[k], clipped * advantages[k]))
+        value = values[k]
+        if config.clip_range_value is not None:
+            value = old_values[k] + np.clip(value - old_values[k], -config.clip_range_value, config.clip_range_value)
+        value_terms.append((value - returns[k]) ** 2)
+        entropies.append(-(probabilities * np.log(probabilities)).sum())
+    return -np.mean(terms) + config.value_coef * np.mean(value_terms) - config.entropy_coef * np.mean(entropies)
+
+
+@pytest.mark.parametrize("clip_value", [None, 0.1])
+def test_loss_equals_a_naive_computation(clip_value):
+    rng = np.random.default_rng(0)
+    config = replace(PPOConfig(), clip_range_value=clip_value)
+    logits = rng.normal(size=(50, 5))
+    actions = rng.integers(0, 5, 50)
+    rest = [rng.normal(size=50) for _ in range(5)]
+    values, old_log_probs, old_values, advantages, returns = rest
+    old_log_probs = -np.abs(old_log_probs) - 1
+    arguments = (logits, values, actions, old_log_probs, old_values, advantages, returns)
+    loss, _ = ppo_loss(*(torch.from_numpy(x) for x in arguments), config)
+    assert float(loss) == pytest.approx(naive_loss(*arguments, config))
+
+
+@pytest.mark.parametrize("late_resets", [False, True])
+@pytest.mark.parametrize("truncation", ["terminate", "bootstrap"])
+def test_no_advantage_crosses_an_episode_end_or_a_dummy_step(late_resets, truncation):
+    rollout = next(random_episodes(40, 3, 0.2, seed=0, late_resets=late_resets))
+    generator = torch.Generator().manual_seed(0)
+    values, next_values, rewards = torch.randn(3, 40, 3, generator=generator)
+    rewards = rewards * rollout.valid
+    config = replace(PPOConfig(), truncation=truncation)
+    advantages, returns = advantages_and_returns(
+        rollout, PolicyTrace(values, values, values, next_values), rewards, config
+    )
+    for t, n in itertools.product(range(40), range(3)):
+        if not rollout.valid[t, n]:
+            continue
+        expected, weight = 0.0, 1.0
+        for k in range(t, 40):
+            cut = rollout.terminated[k, n] or (truncation == "terminate" and rollout.truncated[k, n])
+            expected += weight * (rewards[k, n] + 0.99 * next_values[k, n] * (not cut) - values[k, n])
+            if rollout.dones[k, n]:
+                break
+            weight *= 0.99 * 0.95
+        assert float(advantages[t, n]) == pytest.approx(float(expected), abs=1e-5)
+    torch.testing.assert_close(returns, advantages + values)
+
+
+def test_advantages_are_normalised_by_moving_statistics_of_genuine_steps():
+    advantages, valid = torch.randn(10, 2) * 3 + 1, torch.rand(10, 2) < 0.7
+    moments, expected = EmaMoments(0.9), EmaMoments(0.9)
+    actual = normalized_advantages(advantages, valid, PPOConfig(), moments)
+    expected.update(advantages[valid])
+    torch.testing.assert_close(actual, (advantages - expected.mean) / (expected.var**0.5 + 1e-8))
+    assert normalized_advantages(advantages, valid, replace(PPOConfig(), advantage_norm="none"), moments) is advantages
+
+
+def test_actions_are_drawn_from_the_softmax():
+    logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(40_000, 1)
+    drawn = sample_actions(logits, torch.Generator().manual_seed(0))
+    frequencies = torch.bincount(drawn, minlength=3) / len(drawn)
+    torch.testing.assert_close(frequencies, torch.softmax(logits[0], 0), atol=0.01, rtol=0)
+
+
+def test_policy_and_value_share_encoder_and_memory_but_not_heads():
+    policy = Policy(SPACE, ACTIONS, NetworkConfig())
+    assert sum(p.numel() for p in policy.actor.parameters()) == 64 * 128 + 128 + 2 * 128 + 128 * 7 + 7
+    assert policy.gru.input_size == policy.gru.hidden_size == 64
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_parameters_change():
+    layer = torch.nn.Linear(2, 1)
+    before = layer.weight.clone()
+    optimizer = torch.optim.Adam(layer.parameters())
+    with pytest.raises(TrainingDiverged, match="policy loss is nan"):
+        gradient_step(layer, optimizer, layer(torch.tensor([[float("nan"), 0.0]])).sum(), 0.5, "policy")
+    with pytest.raises(TrainingDiverged, match="gradient is not finite in weight"):
+        gradient_step(layer, optimizer, (layer.weight * 0).sqrt().sum(), 0.5, "policy")
+    assert torch.equal(layer.weight, before)
