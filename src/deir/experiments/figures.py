@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -30,5 +31,30 @@ def learning_curve(progress: Path, out: Path, title: str) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_title(title)
     axes[1].set_xlabel("frames")
+    figure.savefig(out, dpi=120)
+    plt.close(figure)
+
+
+def compare_curves(table: Path, out: Path, title: str, column: str = "return_mean") -> None:
+    """Mean of every variant with its standard error as a band, and each seed as a thin line."""
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row[column]]
+    figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for index, variant in enumerate(dict.fromkeys(row["variant"] for row in rows)):
+        by_seed: dict[str, dict[int, float]] = {}
+        for row in rows:
+            if row["variant"] == variant:
+                by_seed.setdefault(row["seed"], {})[int(row["frames"])] = float(row[column])
+        for curve in by_seed.values():
+            axis.plot(list(curve), list(curve.values()), color=f"C{index}", alpha=0.25, linewidth=0.8)
+        frames = sorted(set.intersection(*(set(curve) for curve in by_seed.values())))
+        values = np.array([[curve[f] for f in frames] for curve in by_seed.values()])  # [seeds, points]
+        mean = values.mean(0)
+        error = values.std(0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.zeros_like(mean)
+        axis.plot(frames, mean, color=f"C{index}", label=f"{variant} ({len(values)} seeds)")
+        axis.fill_between(frames, mean - error, mean + error, color=f"C{index}", alpha=0.2, linewidth=0)
+    axis.set(xlabel="frames", ylabel="mean return (100 episodes)", title=title)
+    axis.grid(alpha=0.3)
+    axis.legend()
     figure.savefig(out, dpi=120)
     plt.close(figure)
