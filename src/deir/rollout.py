@@ -83,6 +83,7 @@ def collect(
     cache = EmbeddingCache(policy, known) if envs.repeats else None
     seen: list[Any] = []  # names, or the observations themselves where nothing repeats
     starts, actions, logits, hidden_before, hidden_after, env_steps = [], [], [], [], [], []
+    states = [envs.state_hashes()]
     observations, start, hidden = position.observations, position.starts, position.hidden
     for _ in range(steps):
         with timer("forward"):
@@ -102,9 +103,10 @@ def collect(
         with timer("env"):
             env_steps.append(envs.step(actions[-1].cpu().numpy()))
             observations, start = env_steps[-1].observations, env_steps[-1].starts
+            states.append(envs.state_hashes())
     with timer("forward"):
         table, ids, final_ids = _tabulate(envs, cache, seen, observations, env_steps, device)
-        rollout = _assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, device)
+        rollout = _assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, states, device)
         trace = _trace(
             policy, rollout, torch.stack(logits), torch.stack(hidden_before), torch.stack(hidden_after), bootstrap
         )
@@ -145,6 +147,7 @@ def _assemble(
     starts: list[NDArray[np.bool_]],
     actions: Tensor,
     env_steps: list[EnvStep],
+    states: list[NDArray[np.uint64] | None],
     device: torch.device,
 ) -> Rollout:
     def stacked(name: str) -> Tensor:
@@ -163,6 +166,7 @@ def _assemble(
         valid=stacked("valid"),
         final_indices=torch.from_numpy(final_indices).to(device),
         final_ids=final_ids,
+        states=None if states[0] is None else torch.from_numpy(np.stack(states).view(np.int64)).to(device),  # type: ignore[arg-type]
     )
 
 

@@ -36,7 +36,7 @@ class Trainer:
         spaces = self.envs.observation_space, self.envs.action_space
         torch.manual_seed(derive(config.seed, "init"))
         self.policy = Policy(*spaces, config.network).to(self.device)
-        self.reward = make_reward(config, *spaces).to(self.device)
+        self.reward = make_reward(config, *spaces, self.policy.encoder).to(self.device)
         self.policy_optimizer = self._adam(self.policy)
         self.reward_optimizer = self._adam(self.reward) if self.reward.learns else None
         self.generators = {name: torch_generator(config.seed, name) for name in ("actions", "policy", "model")}

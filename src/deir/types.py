@@ -30,6 +30,7 @@ class Rollout:
     valid: Tensor  # [T, N] bool: False on the dummy steps of a backend that resets one step late
     final_indices: Tensor  # [K] flat index t*N+n of the transitions whose true o_{t+1} is not o[t+1, n]
     final_ids: Tensor  # [K] the table's row of that true last observation
+    states: Tensor | None = None  # [T+1, N] int64 hash of the full state behind o_t, where the backend can tell
 
     @property
     def shape(self) -> tuple[int, int]:

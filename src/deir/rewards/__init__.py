@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from deir.config import Config
 from deir.errors import unknown
+from deir.networks import Encoder
 from deir.rewards.base import IntrinsicReward
 
 
@@ -29,11 +30,15 @@ def check_method(name: str) -> None:
 
 
 def make_reward(
-    config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    config: Config,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    policy_encoder: Encoder | None = None,
 ) -> IntrinsicReward:
+    """`policy_encoder` is for the methods that read the policy's embeddings; they never train it."""
     import importlib
 
     check_method(config.method)
     method = METHODS[config.method]
     reward = getattr(importlib.import_module(method.module), method.cls)
-    return reward(observation_space, action_space, config)  # type: ignore[no-any-return]
+    return reward(observation_space, action_space, config, policy_encoder)  # type: ignore[no-any-return]

@@ -20,14 +20,20 @@ from torch.nn import functional as F
 from deir.config import Config
 from deir.functional import episode_first_positions, episodic_min_ratio
 from deir.memory import EpisodicHistory, ObservationQueue
-from deir.networks import encoder_kind, gru_scan, head, make_encoder
+from deir.networks import Encoder, encoder_kind, gru_scan, head, make_encoder
 from deir.patches import concatenate, extend_table
 from deir.rewards.base import IntrinsicReward, embed_table
 from deir.types import Batch, Carry, Rollout
 
 
 class Deir(IntrinsicReward):
-    def __init__(self, observation_space: spaces.Box, action_space: spaces.Discrete, config: Config) -> None:
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        action_space: spaces.Discrete,
+        config: Config,
+        policy_encoder: Encoder | None = None,
+    ) -> None:
         super().__init__()
         network, options = config.network, config.reward.deir
         self.options = options
