@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from deir.networks import grid_padding
 from deir.patches import tabulate
-from deir.types import Rollout
+from deir.types import Rollout, no_indices
 
 SPACE = spaces.Box(0, 255, (7, 7, 3), np.uint8)
 ACTIONS = spaces.Discrete(7)
@@ -21,9 +21,13 @@ def observation(kind: int) -> np.ndarray:
 
 
 def random_episodes(steps: int, envs: int, done_rate: float, seed: int, kinds: int = 30, late_resets: bool = False):
-    """Yields rollouts of `steps` steps that follow each other, as a backend of either reset mode would give them."""
+    """Yields rollouts of `steps` steps that follow each other, as a backend of either reset mode would give them.
+
+    Observations of kinds 2k and 2k+1 share the state k.
+    """
     rng = np.random.default_rng(seed)
     views = np.stack([observation(k) for k in range(kinds)])
+    state_of = {view.tobytes(): k // 2 for k, view in enumerate(views)}
     current = views[rng.integers(0, kinds, envs)]
     start = np.ones(envs, bool)
     pending = np.zeros(envs, bool)  # late resets: the next step is a dummy
@@ -61,4 +65,22 @@ def random_episodes(steps: int, envs: int, done_rate: float, seed: int, kinds: i
             table, ids, tensor([*starts, start]), tensor(actions), torch.zeros(steps, envs), tensor(terminated),
             tensor(truncated), tensor(valid), torch.tensor(final_indices, dtype=torch.int64),
             names[(steps + 1) * envs :],
+            torch.tensor([[state_of[view.tobytes()] for view in row] for row in [*seen, current]]),
         )  # fmt: skip
+
+
+def walk(steps: int, envs: int, kinds: int = 10, seed: int = 0) -> Rollout:
+    """One endless episode each in a world where action a leads from view k to view k+a, modulo `kinds`."""
+    rng = np.random.default_rng(seed)
+    actions = torch.from_numpy(rng.integers(0, 7, (steps, envs)))
+    begin = torch.arange(envs)[None] % kinds
+    places = torch.cat([begin, begin + actions.cumsum(0)]) % kinds
+    views = torch.stack([torch.from_numpy(observation(int(k))) for k in places.flatten()])
+    table, names = tabulate(views, True)
+    starts = torch.zeros(steps + 1, envs, dtype=torch.bool)
+    starts[0] = True
+    no = torch.zeros(steps, envs, dtype=torch.bool)
+    return Rollout(
+        table, names.view(steps + 1, envs), starts, actions, torch.zeros(steps, envs), no, no, ~no,
+        no_indices(), no_indices(), places,
+    )  # fmt: skip

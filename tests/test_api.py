@@ -13,8 +13,8 @@ TINY = {"ppo": {"rollout_steps": 32, "minibatch_size": 64}, "threads": 1, "tenso
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    options = {"n_envs": 4, "layout_worker": False}
-    return deir.train("DoorKey-5x5", steps=256, out=tmp_path_factory.mktemp("api") / "run", env_options=options, **TINY)
+    env = {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False}
+    return deir.train(env, steps=256, out=tmp_path_factory.mktemp("api") / "run", **TINY)
 
 
 def test_train_load_act(trained):

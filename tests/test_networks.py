@@ -8,8 +8,11 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from deir.config import NetworkConfig
+from deir.frozen import FrozenPolicy, ObservationCache
 from deir.networks import GridEncoder, encoder_kind, grid_padding, gru_scan, head, make_encoder
 from deir.patches import tabulate
+from deir.policy import Policy
 
 
 def few_kinds_of_views(count: int, size: int, seed: int = 0) -> torch.Tensor:
@@ -95,3 +98,25 @@ def test_gru_scan_equals_a_step_by_step_forward_that_forgets_at_episode_starts()
             torch.testing.assert_close(before[t, n], h)
             h = cell(inputs[t, n][None], h[None])[0]
             torch.testing.assert_close(after[t, n], h)
+
+
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+def test_the_frozen_policy_is_the_policy_in_evaluation_mode(size, norm):
+    torch.manual_seed(0)
+    space = spaces.Box(0, 255, (size, size, 3), np.uint8)
+    policy = Policy(space, spaces.Discrete(7), NetworkConfig(norm=norm))
+    policy.train()
+    views, hidden = few_kinds_of_views(40, size), torch.randn(40, 64)
+    policy(views, hidden)  # gives batch normalisation something to fold
+    frozen = FrozenPolicy(policy)
+    with torch.no_grad():
+        logits, memory = frozen.step(frozen.gates(views), hidden)
+        expected_logits, _, expected_memory = policy(views, hidden)
+        torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(memory, expected_memory, rtol=1e-4, atol=1e-4)
+        table, _names = tabulate(views[:20], True, grid_padding((size, size)))
+        cache = ObservationCache(frozen, table)
+        found = cache.lookup(views.numpy())
+        torch.testing.assert_close(cache.gates[found], frozen.gates(views), rtol=1e-4, atol=1e-4)
+        assert torch.equal(found, cache.lookup(views.numpy()))

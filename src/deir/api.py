@@ -23,7 +23,7 @@ class TrainResult(NamedTuple):
 
 
 def train(
-    env: str = "DoorKey-8x8",
+    env: str | dict[str, Any] = "DoorKey-8x8",
     method: str = "deir",
     steps: int | str = 200_000,
     seed: int = 0,
@@ -31,11 +31,24 @@ def train(
     listener: run.Listener | None = None,
     **overrides: Any,
 ) -> TrainResult:
-    """Trains an agent as `deir train` does; `overrides` are configuration keys, such as ppo={"gamma": 0.997}."""
-    env_overrides = {"id": env, **overrides.pop("env_options", {})}
-    config = run.configure({"env": env_overrides, "method": method, "steps": steps, "seed": seed, **overrides})
+    """Trains an agent as `deir train` does.
+
+    `env` is a name, or a mapping such as {"id": "DoorKey-8x8", "view_size": 3}; `overrides` are other configuration
+    keys, such as ppo={"gamma": 0.997}.
+    """
+    task = {"id": env} if isinstance(env, str) else env
+    config = run.configure({"env": task, "method": method, "steps": steps, "seed": seed, **overrides})
     path, final = run.start(config, Path(out) if out else None, listener)
+    draw_curve(path, config)
     return TrainResult(path, final)
+
+
+def draw_curve(path: Path, config: Config) -> None:
+    """learning_curve.png of a run."""
+    from deir.experiments.figures import learning_curve
+
+    directory = run.RunDirectory(path)
+    learning_curve(directory.progress, directory.figure, f"{config.method} on {config.env.id}, seed {config.seed}")
 
 
 class Agent:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
-from deir.config import Config, load_yaml, to_dict
+from deir.config import Config, flatten, load_yaml, to_dict
 from deir.display import Display, error
 from deir.errors import UserError, invalid, unknown
 
@@ -78,7 +78,9 @@ def _parse_train(argv: list[str]) -> Train:
 
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flags in (["--env", "--env.id"], ["--method"], ["--preset"], ["--config"], ["--resume"]):
-        peek.add_argument(*flags, dest=flags[0].lstrip("-"))
+        peek.add_argument(*flags, dest=flags[0].lstrip("-"), nargs="?")
+    if argv and not argv[0].startswith("-"):
+        raise UserError(f"train: got {argv[0]!r}, expected options; for a task type: deir train --env {argv[0]}")
     found, _ = peek.parse_known_args(argv)
     if found.resume:
         base = load_config(Path(found.resume), "resume")
@@ -111,7 +113,9 @@ def train(argv: list[str]) -> None:
     if args.resume:
         changes = _changes(run.load_config(args.resume, "resume"), config)
         with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
+            done = run.frames_done(args.resume)
             path, row = _guarded(lambda: run.resume(args.resume, changes, display), args.resume)  # type: ignore[arg-type]
+        _finish(config, path, row, done)
     else:
         run.validate(config)
         print(
@@ -120,7 +124,7 @@ def train(argv: list[str]) -> None:
         out = args.out or run.default_directory(config)
         with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
             path, row = _guarded(lambda: run.start(config, out, display), out)
-    _finish(config, path, row)
+        _finish(config, path, row)
 
 
 def _guarded(job: Any, path: Path) -> Any:
@@ -135,32 +139,30 @@ def _guarded(job: Any, path: Path) -> Any:
 
 def _changes(stored: Config, wanted: Config) -> dict[str, Any]:
     """What --resume is asked to change; a changed task or method would be another run."""
-    old, new = to_dict(stored), to_dict(wanted)
-    changes = {name: new[name] for name in new if new[name] != old[name]}
-    for name in changes:
-        if name not in RESUMABLE:
-            raise invalid(
-                name,
-                changes[name],
-                f"the run's own value {old[name]!r}; --resume can change only {', '.join(sorted(RESUMABLE))}",
-            )
-    return changes
+    old, new = flatten(to_dict(stored)), flatten(to_dict(wanted))
+    changed = {name: value for name, value in new.items() if value != old[name]}
+    for name, value in changed.items():
+        if name.split(".")[0] not in RESUMABLE:
+            allowed = ", ".join(sorted(RESUMABLE))
+            raise invalid(name, value, f"the run's own {old[name]!r}; --resume can change only {allowed}")
+    return {name.split(".")[0]: to_dict(wanted)[name.split(".")[0]] for name in changed}
 
 
-def _finish(config: Config, path: Path, row: dict[str, Any]) -> None:
-    from deir.experiments.figures import learning_curve
+def _finish(config: Config, path: Path, row: dict[str, Any], resumed_at: int | None = None) -> None:
+    from deir.api import draw_curve
 
-    learning_curve(
-        path / "progress.csv", path / "learning_curve.png", f"{config.method} on {config.env.id}, seed {config.seed}"
-    )
+    draw_curve(path, config)
     mean = row.get("return_mean")
-    reached = (
-        "no episode has ended yet" if mean is None else f"mean return {float(mean):.3f} over the last 100 episodes"
-    )
+    reached = "no episode has ended yet"
+    if mean is not None:
+        reached = f"mean return {float(mean):.3f} over the last {min(100, int(row['episodes']))} episodes"
     print(f"{int(row['frames']):,} frames in {float(row['seconds']):.0f} s: {reached}")
+    if row["frames"] >= config.steps and resumed_at == row["frames"]:
+        print(f"the run had its {config.steps:,} frames already; --steps lengthens it")
     print(f"  {path}/learning_curve.png   the curve;  progress.csv the numbers")
     print(f"  deir evaluate {path} --video film.mp4")
-    print(f"  tensorboard --logdir {path}")
+    if config.tensorboard:
+        print(f"  tensorboard --logdir {path}")
 
 
 def evaluate(argv: list[str]) -> None:

@@ -146,6 +146,58 @@ class DeirConfig:
 
 
 @dataclass(frozen=True)
+class IcmConfig:
+    """What only ICM has."""
+
+    forward_weight: float = 0.2
+    """Weight of the forward loss; the inverse loss has the rest."""
+
+
+@dataclass(frozen=True)
+class RndConfig:
+    """Random distillation: of RND, NovelD, and the lifelong factor of NGU and deir+rnd."""
+
+    mlp: int | None = None
+    """Width of target and predictor; twice the width of other heads when not given."""
+    normalize_error: bool = False
+    """Normalise the prediction error by its mean and deviation before it is used."""
+    error_momentum: float | None = None
+    """Momentum of that mean and deviation; none: the average of all training."""
+    max_factor: float = 5.0
+    """Largest lifelong factor (NGU, deir+rnd)."""
+
+
+@dataclass(frozen=True)
+class NguConfig:
+    """What only NGU has (its Algorithm 1)."""
+
+    neighbours: int = 10
+    """Nearest neighbours in the episodic memory."""
+    distance_momentum: float | None = 0.997
+    """Momentum of the running mean of squared distances; none: the average of all training."""
+    cluster_distance: float = 0.008
+    """Normalised squared distance below which two embeddings are the same."""
+    eps: float = 1e-3
+    """Epsilon of the kernel."""
+    pseudo_count: float = 1e-3
+    """Constant added to the similarity."""
+    max_similarity: float = 8.0
+    """Similarity above which nothing is earned."""
+    lifelong: bool = True
+    """Multiply by the lifelong factor of random distillation."""
+
+
+@dataclass(frozen=True)
+class NoveldConfig:
+    """What only NovelD has."""
+
+    alpha: float = 0.5
+    """Share of the current observation's novelty that is taken off the next one's."""
+    visits: Literal["observation", "state"] = "observation"
+    """What must be new to the episode: the observation, or the full state (an oracle, where the task can tell it)."""
+
+
+@dataclass(frozen=True)
 class RewardConfig:
     """The intrinsic reward: r = extrinsic_coef * r_E + beta * normalised r_I."""
 
@@ -155,15 +207,21 @@ class RewardConfig:
     """Weight of the task's own reward."""
     normalize: bool = True
     """Normalise the intrinsic reward by its moving mean and deviation."""
-    momentum: float = 0.9
-    """Momentum of the moving mean and variance."""
+    momentum: float | None = 0.9
+    """Momentum of the moving mean and variance; none: those of all training."""
     epochs: int = 4
     """Passes of the reward model over a rollout."""
     minibatch_size: int = 512
     """Transitions in one gradient step of the reward model."""
     encoder: Literal["auto", "grid", "impala", "dqn", "mlp"] = "auto"
     """Encoder of the reward model; auto: grid for MiniGrid-like views, dqn for images, mlp for vectors."""
+    embeddings: Literal["policy", "own"] = "policy"
+    """What RND, NGU's and deir+rnd's lifelong factor and NovelD read: the policy's embeddings or an encoder's own."""
     deir: DeirConfig = field(default_factory=DeirConfig)
+    icm: IcmConfig = field(default_factory=IcmConfig)
+    rnd: RndConfig = field(default_factory=RndConfig)
+    ngu: NguConfig = field(default_factory=NguConfig)
+    noveld: NoveldConfig = field(default_factory=NoveldConfig)
 
 
 @dataclass(frozen=True)
@@ -186,7 +244,7 @@ class Config:
     method: str = "deir"
     """Intrinsic reward: a name of `deir list methods`; none is PPO alone."""
     preset: str = "auto"
-    """Table A1 column: a name of `deir list presets`; auto picks it by the task."""
+    """Table A1 column: a name of `deir list presets`; the task's own when not given (auto)."""
     steps: Count = 200_000
     """Frames to train for; 200k and 2M are understood."""
     seed: int = 0
@@ -207,6 +265,14 @@ class Config:
 
 def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"ppo": {"gamma": 0.99}} -> {"ppo.gamma": 0.99}"""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat
 
 
 def merge(config: T, overrides: dict[str, Any], where: str = "") -> T:
@@ -287,6 +353,10 @@ def check(config: Config) -> None:
         "reward.epochs": reward.epochs,
         "reward.deir.queue_size": reward.deir.queue_size,
         "reward.deir.eps": reward.deir.eps,
+        "reward.ngu.neighbours": reward.ngu.neighbours,
+        "reward.ngu.eps": reward.ngu.eps,
+        "reward.ngu.pseudo_count": reward.ngu.pseudo_count,
+        "reward.ngu.max_similarity": reward.ngu.max_similarity,
         "network.features": config.network.features,
         "network.hidden": config.network.hidden,
         "network.mlp": config.network.mlp,
@@ -307,21 +377,35 @@ def check(config: Config) -> None:
         "ppo.gae_lambda": ppo.gae_lambda,
         "ppo.advantage_momentum": ppo.advantage_momentum,
         "reward.momentum": reward.momentum,
+        "reward.rnd.error_momentum": reward.rnd.error_momentum,
+        "reward.ngu.distance_momentum": reward.ngu.distance_momentum,
+        "reward.icm.forward_weight": reward.icm.forward_weight,
         "ppo.adam_beta1": ppo.adam_beta1,
         "ppo.adam_beta2": ppo.adam_beta2,
     }
-    for name, number in unit.items():
-        if not 0 <= number <= 1:
-            raise invalid(name, number, "a number from 0 to 1")
+    for name, share in unit.items():
+        if share is not None and not 0 <= share <= 1:
+            raise invalid(name, share, "a number from 0 to 1")
     not_negative = {
         "seed": config.seed,
         "env.noise": env.noise,
         "env.num_levels": env.num_levels,
         "env.start_level": env.start_level,
+        "reward.ngu.cluster_distance": reward.ngu.cluster_distance,
+        "reward.noveld.alpha": reward.noveld.alpha,
     }
     for name, number in not_negative.items():
         if number < 0:
             raise invalid(name, number, "0 or more")
+    if not reward.rnd.max_factor >= 1:
+        raise invalid("reward.rnd.max_factor", reward.rnd.max_factor, "a number of at least 1")
+    for name, width in {
+        "reward.deir.features": reward.deir.features,
+        "reward.deir.mlp": reward.deir.mlp,
+        "reward.rnd.mlp": reward.rnd.mlp,
+    }.items():
+        if width is not None and width < 1:
+            raise invalid(name, width, "a whole number above 0")
     if env.view_size is not None and (env.view_size < 3 or env.view_size % 2 == 0):
         raise invalid("env.view_size", env.view_size, "an odd number of at least 3, such as 3, 5, 7 or 9")
     if env.max_steps is not None and env.max_steps < 1:

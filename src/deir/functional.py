@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -61,19 +64,76 @@ def episodic_min_ratio(
     rewards = query_obs.new_zeros(steps, envs)
     q_obs, k_obs = _by_env(query_obs), _by_env(key_obs)  # [N, T, F], [N, S, F]
     q_traj, k_traj = _by_env(query_traj), _by_env(key_traj)
-    for begin in range(0, steps, chunk):
-        end = min(begin + chunk, steps)
-        low, high = int(first[begin:end].min()), int(last[end - 1]) + 1
-        if high <= low:
-            continue
-        d_obs = _squared_distances(q_obs[:, begin:end], k_obs[:, low:high])  # [N, chunk, keys]
-        d_traj = _squared_distances(q_traj[:, begin:end], k_traj[:, low:high]).sqrt_().add_(eps)
-        ratio = d_obs.div_(d_traj)
-        rows = torch.arange(low, high, device=query_obs.device)
-        outside = (rows < first[begin:end].T[:, :, None]) | (rows > last[begin:end, None])  # [N, chunk, keys]
-        nearest = ratio.masked_fill_(outside, torch.inf).amin(-1)  # [N, chunk]
-        rewards[begin:end] = torch.where(nearest.isinf(), 0.0, nearest).T.to(rewards.dtype)
+    for part in _windows(first, last, chunk):
+        d_obs = _squared_distances(q_obs[:, part.steps], k_obs[:, part.rows])  # [N, chunk, keys]
+        d_traj = _squared_distances(q_traj[:, part.steps], k_traj[:, part.rows]).sqrt_().add_(eps)
+        nearest = d_obs.div_(d_traj).masked_fill_(part.outside, torch.inf).amin(-1)  # [N, chunk]
+        rewards[part.steps] = torch.where(nearest.isinf(), 0.0, nearest).T.to(rewards.dtype)
     return rewards
+
+
+def episodic_nearest(
+    queries: Tensor,  # [T, N, F]
+    keys: Tensor,  # [S, N, F]
+    first: Tensor,  # [T, N] int64: first key row of the episode
+    last: Tensor,  # [T] int64: last key row to compare with
+    k: int,
+    chunk: int = 64,
+) -> Tensor:
+    """Squared distances to the k nearest keys of the episode, ascending; infinite where it has fewer.   [T, N, k]
+
+    In double precision and chunks of queries, as `episodic_min_ratio`.
+    """
+    steps, envs = queries.shape[:2]
+    nearest = torch.full((steps, envs, k), torch.inf, dtype=torch.float64, device=queries.device)
+    by_env, keys_by_env = _by_env(queries), _by_env(keys)  # [N, T, F], [N, S, F]
+    for part in _windows(first, last, chunk):
+        distances = _squared_distances(by_env[:, part.steps], keys_by_env[:, part.rows])  # [N, chunk, keys]
+        found = distances.masked_fill_(part.outside, torch.inf).topk(min(k, distances.shape[-1]), largest=False).values
+        nearest[part.steps, :, : found.shape[-1]] = found.transpose(0, 1)
+    return nearest
+
+
+class _Window(NamedTuple):
+    steps: slice  # queries
+    rows: slice  # the keys that any of them compares with
+    outside: Tensor  # [N, queries, keys] bool: not of the query's episode, or too late
+
+
+def _windows(first: Tensor, last: Tensor, chunk: int) -> Iterator[_Window]:
+    """Queries, `chunk` rows at a time, each against the keys between the earliest episode start and its own time."""
+    for begin in range(0, len(first), chunk):
+        end = min(begin + chunk, len(first))
+        low, high = int(first[begin:end].min()), int(last[end - 1]) + 1
+        if high > low:
+            rows = torch.arange(low, high, device=first.device)
+            outside = (rows < first[begin:end].T[:, :, None]) | (rows > last[begin:end, None])
+            yield _Window(slice(begin, end), slice(low, high), outside)
+
+
+def first_occurrences(keys: Tensor, key_first: Tensor, queries: Tensor, query_first: Tensor) -> Tensor:
+    """The earliest row of keys [S, N] that equals each query [T, N] in its environment and episode, S without any.
+
+    Episodes are named by their first row: key_first [S, N] and query_first [T, N]; -1 for rows of no episode.
+    """
+    rows, envs = keys.shape
+    _, names = torch.cat([keys, queries]).unique(return_inverse=True)
+    episodes = (torch.cat([key_first, query_first]) + 1) * envs + torch.arange(envs, device=keys.device)
+    _, pairs = (episodes * (names.max() + 1) + names).unique(return_inverse=True)  # (episode, key)
+    times = torch.arange(rows, device=keys.device)[:, None].expand(rows, envs)
+    earliest = torch.full((pairs.numel(),), rows, device=keys.device)
+    earliest.scatter_reduce_(0, pairs[:rows].flatten(), times.flatten(), "amin")
+    return earliest[pairs[rows:]]
+
+
+def occurrence_ranks(keys: Tensor) -> Tensor:
+    """How often each of [K] has occurred before its own place.   [K]"""
+    ordered, order = keys.sort(stable=True)
+    places = torch.arange(len(keys), device=keys.device)
+    repeats = torch.zeros_like(places, dtype=torch.bool)
+    repeats[1:] = ordered[1:] == ordered[:-1]
+    begins = torch.where(repeats, 0, places).cummax(0).values
+    return torch.empty_like(places).scatter_(0, order, places - begins)
 
 
 def _by_env(rows: Tensor) -> Tensor:
@@ -113,6 +173,63 @@ class EmaMoments:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.mean, self.var = float(state["mean"]), float(state["var"])
+
+
+class TotalMoments(EmaMoments):
+    """Mean and variance of everything seen so far."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.count = 0
+
+    def update(self, x: Tensor) -> None:
+        if x.numel() == 0:
+            return
+        x = x.to(torch.float64)
+        total = self.count + x.numel()
+        share, mean = x.numel() / total, float(x.mean())
+        between = share * (1 - share) * (mean - self.mean) ** 2
+        self.var = (1 - share) * self.var + share * float((x - mean).square().mean()) + between
+        self.mean += share * (mean - self.mean)
+        self.count = total
+
+    def state_dict(self) -> dict[str, float]:
+        return {**super().state_dict(), "count": self.count}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        super().load_state_dict(state)
+        self.count = int(state["count"])
+
+
+def moments(momentum: float | None) -> EmaMoments:
+    """Moving moments, or those of everything without a momentum."""
+    return TotalMoments() if momentum is None else EmaMoments(momentum)
+
+
+class RunningMean:
+    """m ← ρ m + (1-ρ) x, beginning with the first x; without ρ the average of all x."""
+
+    def __init__(self, momentum: float | None) -> None:
+        self.momentum = momentum
+        self.mean = 0.0
+        self.count = 0
+
+    def scan(self, values: Tensor) -> Tensor:
+        """[T] -> the mean after each; a value that is not a number leaves it as it is."""
+        means = []
+        for value in values.tolist():
+            if value == value:
+                keep = self.momentum if self.momentum is not None else self.count / (self.count + 1)
+                self.mean = keep * self.mean + (1 - keep) * value if self.count else value
+                self.count += 1
+            means.append(self.mean)
+        return torch.tensor(means, dtype=values.dtype, device=values.device)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"mean": self.mean, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.mean, self.count = float(state["mean"]), int(state["count"])
 
 
 def explained_variance(predicted: Tensor, target: Tensor) -> float:

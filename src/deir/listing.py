@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from deir.config import Config, merge
-from deir.presets import DESCRIPTIONS, SUITES, TASKS, resolve
+from deir.presets import BEYOND, COMMON, DESCRIPTIONS, LIKE_DEIR, SUITES, TABLE, TASKS, Row, source
 from deir.rewards import METHODS
 
 
 def _print(title: str, columns: list[str], rows: list[list[str]], note: str = "") -> None:
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
@@ -46,28 +46,33 @@ def print_methods() -> None:
 
 
 def print_presets() -> None:
-    """Every preset against the others; the values come from the resolved configurations."""
-    names = list(SUITES)
-    resolved = [_flat(resolve(merge(Config(), {"preset": name}))) for name in names]
-    shown = [key for key in resolved[0] if len({str(values[key]) for values in resolved}) > 1 and key != "preset"]
-    rows = [["for", *(DESCRIPTIONS[name] for name in names)]]
-    rows += [[key, *(str(values[key]) for values in resolved)] for key in shown]
+    """Table A1 as the configuration has it: what all methods share, then each method's own."""
+    suites = list(SUITES)
+    shared = [["for", *(DESCRIPTIONS[suite] for suite in suites)]]
+    shared += [[*_words(row), *(_cell(row.value(suite)) for suite in suites)] for row in COMMON]
+    shared += [[name, f"--{name}".replace("_", "-"), "", "", _cell(value)] for name, value in BEYOND["procgen"].items()]
+    shared[0].insert(1, "")
+    _print("Presets (Table A1): all methods", ["", "option", *suites], shared)
+    own = []
+    for method, rows in TABLE.items():
+        for row in rows:
+            cells = (_cell(row.value(source(suite, method)), suite != source(suite, method)) for suite in suites)
+            own.append([method, *_words(row), *cells])
     exceptions = "; ".join(f"{env} with {method}: {changes}" for (env, method), changes in TASKS.items())
     _print(
-        "Presets (Table A1) for --method deir; what is not shown is the same in all",
-        ["", *names],
-        rows,
-        f"Exceptions: {exceptions}",
+        "Presets (Table A1): each method's own",
+        ["method", "", "option", *suites],
+        own,
+        f"*: not in the paper, which did not run the method there; MiniGrid's value. Exceptions: {exceptions}.\n"
+        f"{', '.join(LIKE_DEIR)}: as deir; deir+rnd normalises the RND error as ngu does.",
     )
 
 
-def _flat(config: Config) -> dict[str, Any]:
-    import dataclasses
+def _words(row: Row) -> list[str]:
+    return [row.name, ", ".join(f"--{field}".replace("_", "-") for field in row.fields)]
 
-    def walk(tree: dict[str, Any], prefix: str) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for key, value in tree.items():
-            flat.update(walk(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-        return flat
 
-    return walk(dataclasses.asdict(config), "")
+def _cell(value: Any, borrowed: bool = False) -> str:
+    names = {True: "yes", False: "no", None: "total average"}
+    text = names[value] if isinstance(value, bool) or value is None else str(value)
+    return f"{text} *" if borrowed else text

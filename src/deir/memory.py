@@ -1,11 +1,13 @@
-"""What a reward method remembers: the episodic history across rollouts, and the queue of recent observations."""
+"""What outlives a rollout: the episodic history, the queue of recent observations, counts over all of training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -94,3 +96,83 @@ class ObservationQueue:
         self._grow(int(state["count"]))
         self.count = int(state["count"])
         self.storage[: self.count] = state["observations"]
+
+
+class LifelongCounts:
+    """How often each key has come in all of training. 12 bytes a key, twice that for a moment while arrays merge.
+
+    Keys stand in two sorted arrays: new ones go to the small one, which joins the large one when it has grown to a
+    share of it, so that an iteration need not copy everything it knows.
+    """
+
+    SMALL = 2**16
+    SHARE = 8
+
+    def __init__(self) -> None:
+        self.tables = [_SortedCounts.empty(), _SortedCounts.empty()]  # large, small
+
+    def __len__(self) -> int:
+        return sum(len(table.keys) for table in self.tables)
+
+    def of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[K] -> counts [K]"""
+        return np.sum([table.of(keys) for table in self.tables], axis=0, dtype=np.int64)
+
+    def add(self, keys: NDArray[np.int64]) -> int:
+        """Counts [K] keys, of which some may be equal; gives the number of those never counted before."""
+        distinct, counts = np.unique(keys, return_counts=True)
+        new = np.ones(len(distinct), bool)
+        for table in self.tables:
+            new &= ~table.increase(distinct, counts)
+        large, small = self.tables
+        small = small.merged(distinct[new], counts[new])
+        if len(small.keys) > max(self.SMALL, len(large.keys) // self.SHARE):
+            large, small = large.merged(small.keys, small.counts), _SortedCounts.empty()
+        self.tables = [large, small]
+        return int(new.sum())
+
+    def state_dict(self) -> dict[str, Any]:
+        large, small = self.tables
+        return {
+            "keys": large.keys, "counts": large.counts, "new_keys": small.keys, "new_counts": small.counts
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tables = [
+            _SortedCounts(np.array(state["keys"]), np.array(state["counts"])),
+            _SortedCounts(np.array(state["new_keys"]), np.array(state["new_counts"])),
+        ]
+
+
+@dataclass
+class _SortedCounts:
+    keys: NDArray[np.int64]  # ascending
+    counts: NDArray[np.int32]
+
+    @classmethod
+    def empty(cls) -> _SortedCounts:
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+    def find(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Places of the keys, and which of them are there."""
+        if not len(self.keys):
+            return np.zeros(len(keys), np.intp), np.zeros(len(keys), bool)
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return places, self.keys[places] == keys
+
+    def of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
+        places, there = self.find(keys)
+        counts = np.zeros(len(keys), np.int32)
+        counts[there] = self.counts[places[there]]
+        return counts
+
+    def increase(self, keys: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Adds to those of the distinct keys that are there; which ones."""
+        places, there = self.find(keys)
+        self.counts[places[there]] += by[there].astype(np.int32)
+        return there
+
+    def merged(self, keys: NDArray[np.int64], counts: NDArray[Any]) -> _SortedCounts:
+        all_keys = np.concatenate([self.keys, keys])
+        order = np.argsort(all_keys, kind="stable")
+        return _SortedCounts(all_keys[order], np.concatenate([self.counts, counts.astype(np.int32)])[order])

@@ -1,4 +1,4 @@
-"""Episode statistics and phase times."""
+"""Episode statistics, exploration efficiency and phase times."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deir.envs.base import EnvStep
+from deir.memory import EpisodicHistory, LifelongCounts
+from deir.types import Rollout
+from deir.visits import first_visits, no_visits
 
 WINDOW = 100  # episodes a mean return is taken over
 
@@ -54,8 +57,9 @@ class EpisodeStatistics:
     def summary(self) -> dict[str, float | None]:
         """None before the first episode has ended."""
         if not self.returns:
-            return {"return_mean": None, "success_rate": None, "episode_length_mean": None}
+            return {"return_mean": None, "success_rate": None, "episode_length_mean": None, "episodes": 0}
         return {
+            "episodes": self.episodes,
             "return_mean": float(np.mean(self.returns)),
             "success_rate": float(np.mean([r > 0 for r in self.returns])),
             "episode_length_mean": float(np.mean(self.lengths)),
@@ -81,3 +85,38 @@ class EpisodeStatistics:
         """Episodes under way are lost when a run resumes in environments that cannot be saved."""
         self.running_return[:] = 0
         self.running_length[:] = 0
+
+
+class ExplorationStatistics:
+    """Exploration efficiency (Appendix A.7): new full states a step, within the episode and over all of training.
+
+    The states are those the agent acts in: the first one of an episode counts, what follows its last action does not.
+    Memory: 12 bytes for each state ever seen (`LifelongCounts`), 8 for each step of the running episodes.
+    """
+
+    def __init__(self, n_envs: int) -> None:
+        self.n_envs = n_envs
+        self.history = no_visits(n_envs)
+        self.lifelong = LifelongCounts()
+
+    def update(self, rollout: Rollout) -> dict[str, float | None]:
+        """The figures of one rollout; None where the environment does not tell its states."""
+        if rollout.states is None:
+            return {"episodic_efficiency": None, "lifelong_efficiency": None}
+        states, starts, valid = rollout.states[:-1].cpu(), rollout.starts.cpu(), rollout.valid.cpu()
+        new, self.history = first_visits(self.history, states, states, starts, including_now=False)
+        steps = max(1, int(valid.sum()))
+        return {
+            "episodic_efficiency": int((new & valid).sum()) / steps,
+            "lifelong_efficiency": self.lifelong.add(states[valid].numpy()) / steps,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history.tensors(), "lifelong": self.lifelong.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.history = EpisodicHistory.from_tensors(state["history"])
+        self.lifelong.load_state_dict(state["lifelong"])
+
+    def forget_running(self) -> None:
+        self.history = no_visits(self.n_envs)

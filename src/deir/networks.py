@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deir.errors import UserError
+from deir.kernels import gather_sum, gru_update, weighted_norm_relu
 from deir.patches import PatchPlan, Rows
 
 NormKind = Literal["batch", "layer", "none"]
@@ -43,7 +44,14 @@ class Encoder(nn.Module):
     features: int
 
     def forward(self, observations: Tensor | Rows) -> Tensor:
-        return self.plain(observations.gather() if isinstance(observations, Rows) else observations)
+        if isinstance(observations, Rows):
+            embeddings, inverse = self.embed_distinct(observations)
+            return embeddings if inverse is None else embeddings.index_select(0, inverse)
+        return self.plain(observations)
+
+    def embed_distinct(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Embeddings [u, features] and, where rows share them, which one each row has [B]."""
+        return self.plain(rows.gather()), None
 
     def plain(self, observations: Tensor) -> Tensor:
         raise NotImplementedError
@@ -70,13 +78,14 @@ class GridEncoder(Encoder):
         self.output_norm = norm_vector(norm, features)
         self.shares_patches = norm != "layer"  # a layer-normalised patch depends on its whole observation
 
-    def forward(self, observations: Tensor | Rows) -> Tensor:
-        if isinstance(observations, Rows) and observations.table.levels:
-            if self.shares_patches:
-                return self.distinct(observations.plan())
-            ids, inverse = observations.ids.unique(return_inverse=True)
-            return self.plain(observations.table.distinct[ids])[inverse]
-        return super().forward(observations)
+    def embed_distinct(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        if not rows.table.levels:
+            return super().embed_distinct(rows)
+        if self.shares_patches:
+            plan = rows.plan()
+            return self.distinct(plan), plan.inverse
+        ids, inverse = rows.ids.unique(return_inverse=True)
+        return self.plain(rows.table.distinct[ids]), inverse
 
     def plain(self, observations: Tensor) -> Tensor:
         x = self.input_norm(observations.permute(0, 3, 1, 2).to(self.linear.weight.dtype))  # [B, C, H, W]
@@ -85,18 +94,23 @@ class GridEncoder(Encoder):
         return F.relu(self.output_norm(self.linear(x.flatten(1))))
 
     def distinct(self, plan: PatchPlan) -> Tensor:
-        """The same function with every layer evaluated on the batch's distinct patches only. [B, features]"""
+        """The same function with every layer evaluated on the batch's distinct patches only. [u, features]
+
+        A 2x2 patch's convolution is the sum of its four corners' products, so each smaller patch is multiplied with
+        the four corners of the kernel once, and a larger patch is a sum of four rows; likewise the linear layer.
+        """
         x = weighted_norm(self.input_norm, plan.cells.to(self.linear.weight.dtype), plan.cell_counts)  # [C, channels]
         x = torch.cat([x, torch.zeros_like(x[:1])])  # padding
-        for conv, norm, children, counts in zip(self.convs, self.norms, plan.children, plan.counts, strict=True):
+        for conv, norm, corners, counts in zip(self.convs, self.norms, plan.corners, plan.counts, strict=True):
             assert isinstance(conv, nn.Conv2d) and conv.bias is not None
-            weight = conv.weight.permute(2, 3, 1, 0).reshape(-1, conv.out_channels)  # [4*in, out]
-            x = torch.addmm(conv.bias, x[children].flatten(1), weight)
-            x = F.relu(weighted_norm(norm, x, counts))  # [P, out]
-        positions, channels = plan.patches.shape[1], x.shape[1]
-        weight = self.linear.weight.view(-1, channels, positions).transpose(1, 2).flatten(1)  # [features, positions*C]
-        x = F.linear(x[plan.patches].flatten(1), weight, self.linear.bias)
-        return F.relu(weighted_norm(self.output_norm, x, plan.observation_counts))[plan.inverse]
+            kernel = conv.weight.permute(1, 2, 3, 0).flatten(1)  # [in, 4*out]
+            products = (x @ kernel).view(-1, conv.out_channels)  # [4*P_below, out]
+            x = weighted_norm_then_relu(norm, gather_sum(products, corners) + conv.bias, counts)  # [P, out]
+        weights = self.linear.weight.view(self.features, x.shape[1], -1).permute(2, 1, 0)  # [positions, C, features]
+        placed = x.index_select(0, plan.placed.flatten()).view(*plan.placed.shape, -1)  # [positions, G, C]
+        products = torch.bmm(placed, weights).flatten(0, 1)  # [positions*G, features]
+        x = gather_sum(products, plan.placed_of_observation) + self.linear.bias
+        return weighted_norm_then_relu(self.output_norm, x, plan.observation_counts)
 
 
 def grid_padding(shape: tuple[int, ...]) -> int:
@@ -107,20 +121,34 @@ def weighted_norm(norm: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
     """Batch normalisation of rows [P, C] of which row p occurs counts[p] times in the batch."""
     if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
         return norm(x)
-    assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
     if not norm.training:
         return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
-    total = counts.sum()
-    share = (counts / total).to(x.dtype)
+    share = (counts / counts.sum()).to(x.dtype)
     mean = share @ x
     centred = x - mean
     variance = share @ centred.square()
-    with torch.no_grad():
-        momentum = norm.momentum if norm.momentum is not None else 1.0
-        norm.num_batches_tracked += 1
-        norm.running_mean.lerp_(mean, momentum)
-        norm.running_var.lerp_(variance * (total / (total - 1)), momentum)
+    _track(norm, mean, variance, counts)
     return torch.addcmul(norm.bias, centred, norm.weight * (variance + norm.eps).rsqrt())
+
+
+def weighted_norm_then_relu(norm: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
+    if not (isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.training):
+        return weighted_norm(norm, x, counts).relu_()
+    share = (counts / counts.sum()).to(x.dtype)
+    out, mean, variance = weighted_norm_relu(x, share, norm.weight, norm.bias, norm.eps)
+    _track(norm, mean, variance, counts)
+    return out
+
+
+@torch.no_grad()
+def _track(norm: nn.BatchNorm1d | nn.BatchNorm2d, mean: Tensor, variance: Tensor, counts: Tensor) -> None:
+    """Running statistics as PyTorch keeps them, with the unbiased variance."""
+    assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
+    assert norm.momentum is not None
+    total = counts.sum()
+    norm.num_batches_tracked += 1
+    norm.running_mean.lerp_(mean, norm.momentum)
+    norm.running_var.lerp_(variance * (total / (total - 1)).to(variance.dtype), norm.momentum)
 
 
 class ConvEncoder(Encoder):
@@ -239,14 +267,20 @@ def gru_scan(cell: nn.GRUCell, inputs: Tensor, hidden: Tensor, starts: Tensor) -
     for t in range(steps):
         hidden = hidden * keep[t]
         before.append(hidden)
-        hidden = _gru_step(cell, gates[t], hidden)
+        hidden = gru_update(gates[t], gru_memory(cell, hidden), hidden)
         after.append(hidden)
     return torch.stack(before), torch.stack(after)
 
 
-def _gru_step(cell: nn.GRUCell, gates: Tensor, hidden: Tensor) -> Tensor:
-    """r, z = σ(·), n = tanh(W x + r (U h + b)), h' = (1-z) n + z h"""
-    reset_in, update_in, new_in = gates.chunk(3, -1)
-    reset_h, update_h, new_h = F.linear(hidden, cell.weight_hh, cell.bias_hh).chunk(3, -1)
-    reset, update = torch.sigmoid(reset_in + reset_h), torch.sigmoid(update_in + update_h)
-    return torch.lerp(torch.tanh(new_in + reset * new_h), hidden, update)
+def gru_gates(cell: nn.GRUCell, encoder: Encoder, observations: Rows | Tensor) -> Tensor:
+    """W x + b of a GRU for embedded observations, computed once for each distinct one. [B, 3H]"""
+    if not isinstance(observations, Rows):
+        return F.linear(encoder(observations), cell.weight_ih, cell.bias_ih)
+    embeddings, inverse = encoder.embed_distinct(observations)
+    gates = F.linear(embeddings, cell.weight_ih, cell.bias_ih)
+    return gates if inverse is None else gates.index_select(0, inverse)
+
+
+def gru_memory(cell: nn.GRUCell, hidden: Tensor) -> Tensor:
+    """U h + c of a GRU. [B, 3H]"""
+    return F.linear(hidden, cell.weight_hh, cell.bias_hh)

@@ -27,14 +27,23 @@ class PatchLevel(NamedTuple):
     children: Tensor  # [P, 4] the four patches of the size below that make up each one
 
 
+class PlacedPatches(NamedTuple):
+    """The distinct pairs of a position and a last-level patch, ordered by position."""
+
+    of_observation: Tensor  # [U, positions]
+    patches: Tensor  # [Q] the patch of each pair
+    bounds: Tensor  # [positions+1] where the pairs of each position begin
+
+
 class PatchPlan(NamedTuple):
     """What one batch needs of a table; indices count within the batch's own distinct things."""
 
     cells: Tensor  # [C, channels] float
     cell_counts: Tensor  # [C] how often each occurs in the batch; index C stands for padding
-    children: list[Tensor]  # for each level [P, 4]
+    corners: list[Tensor]  # for each level [P, 4]: 4 * child + corner, a row of the products of children and corners
     counts: list[Tensor]  # for each level [P]
-    patches: Tensor  # [u, positions] last-level patches of each distinct observation
+    placed: Tensor  # [positions, G] the last-level patches that occur at each position, padded with any
+    placed_of_observation: Tensor  # [u, positions] which of those, counted in one row, make up each observation
     observation_counts: Tensor  # [u]
     inverse: Tensor  # [B] which distinct observation each row is
 
@@ -47,6 +56,7 @@ class ObservationTable:
     cells: Tensor | None = None  # [C, channels] float
     cells_of_observation: Tensor | None = None  # [U, H*W]
     levels: tuple[PatchLevel, ...] = ()
+    placed: PlacedPatches | None = None
     padding: int = 0  # cells of zeros around each view
 
     def rows(self, ids: Tensor) -> Rows:
@@ -68,23 +78,48 @@ class Rows(NamedTuple):
 
     def plan(self) -> PatchPlan:
         table = self.table
-        assert table.cells is not None and table.cells_of_observation is not None
+        assert table.cells is not None and table.cells_of_observation is not None and table.placed is not None
         counts = torch.bincount(self.ids, minlength=len(table.distinct))
         observations, renamed = _occurring(counts)
         inverse = renamed[self.ids]
         weights = counts[observations].double()
         below = torch.arange(len(table.cells) + 1, device=self.ids.device)  # cells are few: all keep their numbers
-        children, level_counts = [], []
-        patches = below
+        corner = torch.arange(4, device=self.ids.device)
+        corners, level_counts = [], []
         for level in table.levels:
-            patches = level.of_observation[observations]
+            patches = level.of_observation.index_select(0, observations)
             counts = _weighted_count(patches, weights, len(level.children))
             occurring, renamed = _occurring(counts)
-            children.append(below[level.children[occurring]])
+            corners.append(4 * below[level.children.index_select(0, occurring)] + corner)
             level_counts.append(counts[occurring])
-            patches, below = renamed[patches], renamed
-        cell_counts = _weighted_count(table.cells_of_observation[observations], weights, len(table.cells))
-        return PatchPlan(table.cells, cell_counts, children, level_counts, patches, weights, inverse)
+            below = renamed
+        placed = table.placed.of_observation.index_select(0, observations)
+        occurring, renamed = _occurring(torch.bincount(placed.flatten(), minlength=len(table.placed.patches)))
+        slots, padded = _padded_by_position(occurring, table.placed.bounds, below[table.placed.patches[occurring]])
+        return PatchPlan(
+            cells=table.cells,
+            cell_counts=_weighted_count(
+                table.cells_of_observation.index_select(0, observations), weights, len(table.cells)
+            ),
+            corners=corners,
+            counts=level_counts,
+            placed=padded,
+            placed_of_observation=slots[renamed[placed]],
+            observation_counts=weights,
+            inverse=inverse,
+        )
+
+
+def _padded_by_position(pairs: Tensor, bounds: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs [Q] ordered by position, in a rectangle: the slot of each [Q], and the patch in each slot [positions, G]"""
+    begins = torch.searchsorted(pairs, bounds)
+    sizes = begins[1:] - begins[:-1]
+    positions, width = len(sizes), int(sizes.max())
+    slots = torch.arange(len(pairs), device=pairs.device)
+    slots = slots + (torch.arange(positions, device=pairs.device) * width - begins[:-1]).repeat_interleave(sizes)
+    padded = patches.new_zeros(positions * width)
+    padded[slots] = patches
+    return slots, padded.view(positions, width)
 
 
 def _weighted_count(names: Tensor, weights: Tensor, kinds: int) -> Tensor:
@@ -143,10 +178,19 @@ def tabulate(observations: Tensor, repeats: bool, padding: int = 0) -> tuple[Obs
         torch.from_numpy(distinct).to(device),
         torch.from_numpy(cell_kinds).float().to(device),
         _tensor(cells.reshape(len(cells), -1)).to(device),
-        tuple(PatchLevel(level.of_observation.to(device), level.children.to(device)) for level in levels),
+        tuple(PatchLevel(*(part.to(device) for part in level)) for level in levels),
+        PlacedPatches(*(part.to(device) for part in _place(grid.reshape(len(grid), -1), kinds))),
         padding,
     )
     return table, _tensor(names).to(device)
+
+
+def _place(patches: NDArray[np.int64], kinds: int) -> PlacedPatches:
+    """[U, positions] names below `kinds` of the patches at each position of each observation"""
+    positions = np.arange(patches.shape[1])
+    pairs, names = np.unique(patches + positions * kinds, return_inverse=True)
+    bounds = np.searchsorted(pairs, np.arange(patches.shape[1] + 1) * kinds)
+    return PlacedPatches(_tensor(names.reshape(patches.shape)), _tensor(pairs % kinds), _tensor(bounds))
 
 
 def _tensor(indices: NDArray[Any]) -> Tensor:

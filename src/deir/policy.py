@@ -9,7 +9,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from deir.config import NetworkConfig
-from deir.networks import encoder_kind, head, make_encoder
+from deir.kernels import gru_update
+from deir.networks import encoder_kind, gru_gates, gru_memory, head, make_encoder
 from deir.patches import Rows
 
 
@@ -35,15 +36,16 @@ class Policy(nn.Module):
 
     def forward(self, observations: Tensor | Rows, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, *obs], memory before the step [B, H] -> logits [B, A], values [B], memory after it [B, H]"""
-        return self.heads(self.encoder(observations), hidden)
-
-    def heads(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embeddings [B, F], memory before the step [B, H] -> logits [B, A], values [B], memory after it [B, H]"""
-        hidden = self.gru(embeddings, hidden)
+        gates = gru_gates(self.gru, self.encoder, observations)
+        hidden = gru_update(gates, gru_memory(self.gru, hidden), hidden)
         return self.actor(hidden), self.critic(hidden)[:, 0], hidden
 
 
+def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Noise whose addition makes the largest logit a draw from the softmax."""
+    return -torch.log(-torch.log(torch.rand(shape, generator=generator).clamp(1e-20, 1 - 1e-7)))
+
+
 def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """[B, A] -> [B], by the Gumbel-max trick, which draws a fixed number of random numbers whatever the logits are."""
-    noise = torch.rand(logits.shape, generator=generator, device=generator.device).to(logits.device)
-    return (logits - torch.log(-torch.log(noise.clamp(1e-20, 1 - 1e-7)))).argmax(-1)
+    """[B, A] -> [B]"""
+    return (logits + gumbel_noise(tuple(logits.shape), generator).to(logits.device)).argmax(-1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from deir.config import PPOConfig
-from deir.errors import TrainingDiverged
 from deir.functional import EmaMoments, explained_variance, gae, minibatches
 from deir.policy import Policy
 from deir.types import Metrics, PolicyTrace, Rollout
@@ -68,7 +69,7 @@ def ppo_loss(
 
 def update_policy(
     policy: Policy,
-    optimizer: torch.optim.Optimizer,
+    gradient_step: Callable[[Tensor], None],
     rollout: Rollout,
     trace: PolicyTrace,
     advantages: Tensor,  # [T, N] normalised
@@ -85,25 +86,10 @@ def update_policy(
             logits, values, _ = policy(rollout.table.rows(ids[chosen]), hidden[chosen])
             actions, old_log_probs, old_values, advantage, target = (x[chosen] for x in flat)
             loss, metrics = ppo_loss(logits, values, actions, old_log_probs, old_values, advantage, target, config)
-            gradient_step(policy, optimizer, loss, config.max_grad_norm, "policy")
+            gradient_step(loss)
             collected.add(metrics)
     valid = rollout.valid
     return {**collected.mean(), "explained_variance": explained_variance(trace.values[valid], returns[valid])}
-
-
-def gradient_step(
-    network: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float, name: str
-) -> None:
-    """One clipped step; a loss or gradient that is not finite stops the run before it can spoil the parameters."""
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), max_norm)
-    if not torch.isfinite(loss):
-        raise TrainingDiverged(f"the {name} loss is {float(loss.detach())}")
-    if not torch.isfinite(norm):
-        culprits = [n for n, p in network.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        raise TrainingDiverged(f"the {name} gradient is not finite in {', '.join(culprits[:3])}")
-    optimizer.step()
 
 
 class MeanMetrics:

@@ -1,43 +1,17 @@
-"""Table A1 as data: (suite, method) -> overrides of the configuration's defaults."""
+"""Table A1 as data, cell by cell, and the configuration that follows from it for a suite and a method."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from deir.config import Config, merge
 from deir.errors import unknown
 
 Overrides = dict[str, Any]
 
-SUITES: dict[str, Overrides] = {
-    "minigrid": {},  # the defaults of the configuration are this column
-    "omfull": {
-        "env": {"n_envs": 64},
-        "network": {"norm": "layer"},
-        "ppo": {
-            "rollout_steps": 256,
-            "epochs": 3,
-            "minibatch_size": 2048,
-            "entropy_coef": 5e-4,
-            "advantage_norm": "none",
-            "learning_rate": 1e-4,
-        },
-        "reward": {"epochs": 3, "minibatch_size": 2048, "extrinsic_coef": 10.0},
-    },
-    "procgen": {
-        "env": {"n_envs": 64},
-        "network": {"norm": "layer", "features": 256, "hidden": 256, "mlp": 256},
-        "ppo": {
-            "rollout_steps": 256,
-            "epochs": 3,
-            "minibatch_size": 2048,
-            "entropy_coef": 1e-2,
-            "advantage_norm": "none",
-            "learning_rate": 1e-4,
-        },
-        "reward": {"epochs": 3, "minibatch_size": 2048},
-    },
-}
+SUITE_NAMES = ("minigrid", "omfull", "procgen")
+DASH = "-"  # the paper has no value: the method was not run there, or the option is off
+TOTAL_AVERAGE = None  # the configuration's word for a mean over all of training instead of a moving one
 
 DESCRIPTIONS = {
     "minigrid": "MiniGrid and any other task: 16 workers x 512 steps, batch normalisation",
@@ -45,15 +19,146 @@ DESCRIPTIONS = {
     "procgen": "ProcGen: 64 workers x 256 steps, layer normalisation, IMPALA and DQN encoders",
 }
 
-METHODS: dict[tuple[str, str], Overrides] = {
-    ("minigrid", "deir"): {"reward": {"beta": 1e-2}},
-    ("omfull", "deir"): {"reward": {"beta": 1e-3}},
-    ("procgen", "deir"): {"reward": {"beta": 5e-2}},
+
+class Row(NamedTuple):
+    """One line of Table A1. Names and order are the paper's."""
+
+    name: str
+    fields: tuple[str, ...]  # what it sets in the configuration
+    minigrid: Any
+    omfull: Any
+    procgen: Any
+    candidates: tuple[Any, ...]  # all values that were tried
+
+    def value(self, suite: str) -> Any:
+        return getattr(self, suite)
+
+
+# fmt: off
+COMMON: tuple[Row, ...] = (
+    Row("PPO γ", ("ppo.gamma",), 0.99, 0.99, 0.99, (0.99, 0.997, 0.999)),
+    Row("PPO λ_GAE", ("ppo.gae_lambda",), 0.95, 0.95, 0.95, (0.0, 0.8, 0.9, 0.95, 0.99, 0.997)),
+    Row("PPO rollout steps", ("ppo.rollout_steps",), 512, 256, 256, (128, 256, 512, 1024, 2048, 4096)),
+    Row("PPO workers", ("env.n_envs",), 16, 64, 64, (16, 32, 64, 128)),
+    Row("PPO clip range", ("ppo.clip_range",), 0.2, 0.2, 0.2, (0.1, 0.2, 0.3)),
+    Row("PPO training epochs", ("ppo.epochs",), 4, 3, 3, (2, 3, 4)),
+    Row("model training epochs", ("reward.epochs",), 4, 3, 3, (1, 3, 4)),
+    Row("mini-batch size", ("ppo.minibatch_size", "reward.minibatch_size"), 512, 2048, 2048, (512, 1024, 2048)),
+    Row("entropy loss coef", ("ppo.entropy_coef",), 1e-2, 5e-4, 1e-2, (5e-4, 1e-3, 1e-2, 1e-1)),
+    Row("advantage normalization", ("ppo.advantage_norm",), "ema", "none", "none", ("ema", "none")),
+    Row("adv norm momentum", ("ppo.advantage_momentum",), 0.9, DASH, DASH, (0.0, 0.9, 0.95, 0.99, 0.999)),
+    Row("Adam learning rate", ("ppo.learning_rate",), 3e-4, 1e-4, 1e-4, (3e-5, 1e-4, 3e-4, 1e-3)),
+    Row("Adam epsilon", ("ppo.adam_eps",), 1e-5, 1e-5, 1e-5, (1e-2, 1e-4, 1e-5, 1e-8)),
+    Row("Adam beta1", ("ppo.adam_beta1",), 0.9, 0.9, 0.9, (0.9, 0.95, 0.99)),
+    Row("Adam beta2", ("ppo.adam_beta2",), 0.999, 0.999, 0.999, (0.999, 0.9999)),
+    Row("normalization for layers", ("network.norm",), "batch", "layer", "layer", ("batch", "layer", "none")),
+    Row("seeds in experiments", (), 20, 12, 3, ()),
+    Row("extrinsic reward coef", ("reward.extrinsic_coef",), 1.0, 10.0, 1.0, ()),
+)
+
+BETA, NORM, MOMENTUM = ("reward.beta",), ("reward.normalize",), ("reward.momentum",)
+ERROR_NORM, ERROR_MOMENTUM = ("reward.rnd.normalize_error",), ("reward.rnd.error_momentum",)
+TOTAL = (TOTAL_AVERAGE, TOTAL_AVERAGE, TOTAL_AVERAGE)
+TOTAL_BUT_OMFULL = (TOTAL_AVERAGE, DASH, TOTAL_AVERAGE)
+
+TABLE: dict[str, tuple[Row, ...]] = {
+    "deir": (
+        Row("IR coef β", BETA, 1e-2, 1e-3, 5e-2, (1e-3, 3e-3, 5e-3, 1e-2, 3e-2, 5e-2, 1e-1)),
+        Row("IR normalization", NORM, True, True, True, (True, False)),
+        Row("IR norm momentum", MOMENTUM, 0.9, 0.9, 0.9, (0.0, 0.9, 0.95, 0.99, TOTAL_AVERAGE)),
+        Row("observation queue size", ("reward.deir.queue_size",), 10**5, 10**5, 10**5, (10**4, 10**5, 10**6)),
+    ),
+    "noveld": (
+        Row("IR coef β", BETA, 3e-2, 3e-3, 3e-2, (1e-4, 1e-3, 3e-3, 5e-3, 1e-2, 3e-2, 5e-2, 1e-1)),
+        Row("IR normalization", NORM, True, True, True, (True,)),
+        Row("IR norm momentum", MOMENTUM, 0.9, 0.9, 0.9, (0.9,)),
+        Row("RND error normalization", ERROR_NORM, False, False, False, (True, False)),
+        Row("RND error momentum", ERROR_MOMENTUM, *TOTAL, (0.997, TOTAL_AVERAGE)),
+    ),
+    "ngu": (
+        Row("IR coef β", BETA, 1e-3, DASH, 3e-4, (1e-4, 3e-4, 1e-3, 3e-3, 5e-3, 1e-2, 3e-2, 1e-1)),
+        Row("IR normalization", NORM, True, DASH, True, (True, False)),
+        Row("IR norm momentum", MOMENTUM, 0.0, DASH, 0.0, (0.0, 0.2, 0.5, 0.9)),
+        Row("RND-based lifelong bonus", ("reward.ngu.lifelong",), True, DASH, True, (True, False)),
+        Row("RND error normalization", ERROR_NORM, True, DASH, True, (True, False)),
+        Row("RND error momentum", ERROR_MOMENTUM, *TOTAL_BUT_OMFULL, (0.997, TOTAL_AVERAGE)),
+        Row("momentum (squared dist.)", ("reward.ngu.distance_momentum",), 0.997, DASH, 0.997,
+            (0.99, 0.997, 0.999, 0.9999, TOTAL_AVERAGE)),
+    ),
+    "rnd": (
+        Row("IR coef β", BETA, 3e-3, DASH, 1e-2, (1e-5, 1e-4, 1e-3, 3e-3, 5e-3, 1e-2, 3e-2)),
+        Row("IR normalization", NORM, True, DASH, True, (True, False)),
+        Row("IR norm momentum", MOMENTUM, 0.9, DASH, 0.9, (0.0, 0.9)),
+        Row("RND error normalization", ERROR_NORM, False, DASH, False, (True, False)),
+        Row("RND error momentum", ERROR_MOMENTUM, *TOTAL_BUT_OMFULL, (0.997, TOTAL_AVERAGE)),
+    ),
+    "icm": (
+        Row("IR coef β", BETA, 1e-2, DASH, 1e-4, (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 5e-3, 1e-2, 3e-2)),
+        Row("IR normalization", NORM, True, DASH, True, (True,)),
+        Row("IR norm momentum", MOMENTUM, 0.9, DASH, 0.9, (0.9,)),
+        Row("forward loss coef.", ("reward.icm.forward_weight",), 0.2, DASH, 0.2, (0.2,)),
+    ),
 }
+# fmt: on
+
+LIKE_DEIR = ("deir-no-mi", "deir-no-rnn-no-mi", "deir-inverse", "deir-forward", "deir+rnd", "count")
+"""Methods without a part of the table: the ablations use DEIR's values (Section 4.3), and so do we for the others."""
+
+BEYOND: dict[str, dict[str, Any]] = {
+    "procgen": {"network.features": 256, "network.hidden": 256, "network.mlp": 256},  # Appendix A.5
+    "deir+rnd": {"reward.rnd.normalize_error": True},  # as NGU's factor
+}
+"""What the presets of a suite or method set beyond the table."""
 
 TASKS: dict[tuple[str, str], Overrides] = {
-    ("procgen:caveflyer", "deir"): {"reward": {"beta": 5e-3}},
+    ("procgen:caveflyer", "deir"): {"reward": {"beta": 5e-3}},  # the table's second footnote
 }
+
+
+def nested(values: dict[str, Any]) -> Overrides:
+    """{'ppo.gamma': 0.99} -> {'ppo': {'gamma': 0.99}}"""
+    tree: Overrides = {}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[name] = value
+    return tree
+
+
+def column(rows: tuple[Row, ...], suite: str) -> dict[str, Any]:
+    """What the rows say for a suite, field by field; a dash leaves the default."""
+    values = {field: row.value(suite) for row in rows for field in row.fields}
+    return {field: value for field, value in values.items() if value != DASH}
+
+
+def part_of(method: str) -> str:
+    """The part of the table that a method uses."""
+    return "deir" if method in LIKE_DEIR else method
+
+
+def source(suite: str, method: str) -> str:
+    """The column a method's values come from: MiniGrid's where the paper has none (it did not run the method there)."""
+    return suite if TABLE[part_of(method)][0].value(suite) != DASH else "minigrid"
+
+
+def _method_values(suite: str, method: str) -> Overrides:
+    return nested({**column(TABLE[part_of(method)], source(suite, method)), **BEYOND.get(method, {})})
+
+
+SUITES: dict[str, Overrides] = {
+    suite: nested({**column(COMMON, suite), **BEYOND.get(suite, {})}) for suite in SUITE_NAMES
+}
+METHODS: dict[tuple[str, str], Overrides] = {
+    (suite, method): _method_values(suite, method) for method in (*TABLE, *LIKE_DEIR) for suite in SUITE_NAMES
+}
+SEEDS: dict[str, int] = {suite: row.value(suite) for row in COMMON if row.name.startswith("seeds") for suite in SUITES}
+CANDIDATES: dict[str, dict[str, tuple[Any, ...]]] = {
+    part: {row.fields[0]: row.candidates for row in rows if row.fields and row.candidates}
+    for part, rows in {"ppo": COMMON, **TABLE}.items()
+}
+"""For tuning: the values tried, by the field they set; 'ppo' is what all methods share."""
 
 
 def suite_of(env_id: str) -> str:
@@ -72,7 +177,7 @@ def resolve(config: Config) -> Config:
         {"preset": suite},
         SUITES[suite],
         METHODS.get((suite, config.method), {}),
-        TASKS.get((config.env.id, config.method), {}),
+        TASKS.get((config.env.id, part_of(config.method)), {}),
     ]
     for layer in layers:
         config = merge(config, layer)

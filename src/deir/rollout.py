@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deir.envs.base import EnvStep, VectorEnvs
+from deir.frozen import FrozenPolicy, ObservationCache
 from deir.metrics import Timer
 from deir.networks import grid_padding
 from deir.patches import ObservationTable, tabulate
-from deir.policy import Policy, sample_actions
+from deir.policy import Policy, gumbel_noise
 from deir.types import PolicyTrace, Rollout
 
 
@@ -26,44 +27,6 @@ class Position:
     observations: NDArray[Any]  # [N, *obs] what the policy sees next
     starts: NDArray[np.bool_]  # [N] it is the first of an episode
     hidden: Tensor  # [N, H] the policy's memory before it
-
-
-class EmbeddingCache:
-    """Names each distinct observation by an integer and, while parameters are frozen, embeds it once."""
-
-    def __init__(self, policy: Policy, known: ObservationTable | None) -> None:
-        self.policy = policy
-        self.observations: list[NDArray[Any]] = []
-        self.names: dict[bytes, int] = {}
-        self.embeddings = torch.zeros(4096, policy.encoder.features, device=next(policy.parameters()).device)
-        if known is not None:
-            self._adopt(known)
-
-    def _adopt(self, known: ObservationTable) -> None:
-        """Starts from the observations of the last rollout: most of them come again."""
-        for observation in known.distinct.cpu().numpy():
-            self.names[observation.tobytes()] = len(self.observations)
-            self.observations.append(observation)
-        self._store(0, self.policy.encoder(known.rows(torch.arange(len(known.distinct)))))
-
-    def _store(self, begin: int, embeddings: Tensor) -> None:
-        while begin + len(embeddings) > len(self.embeddings):
-            self.embeddings = torch.cat([self.embeddings, torch.zeros_like(self.embeddings)])
-        self.embeddings[begin : begin + len(embeddings)] = embeddings
-
-    def lookup(self, observations: NDArray[Any]) -> Tensor:
-        """[N, *obs] -> names [N]"""
-        known = len(self.observations)
-        names = []
-        for observation in observations:
-            name = self.names.setdefault(observation.tobytes(), len(self.observations))
-            if name == len(self.observations):
-                self.observations.append(observation.copy())
-            names.append(name)
-        if len(self.observations) > known:
-            fresh = torch.from_numpy(np.stack(self.observations[known:])).to(self.embeddings.device)
-            self._store(known, self.policy.encoder(fresh))
-        return torch.tensor(names)
 
 
 @torch.no_grad()
@@ -78,28 +41,30 @@ def collect(
     timer: Timer,
 ) -> tuple[Rollout, PolicyTrace, Position, list[EnvStep]]:
     """`bootstrap`: value the last observation of truncated episodes too. `known`: observations likely to come again."""
-    policy.eval()
+    with timer("forward"):
+        frozen = FrozenPolicy(policy)
+        cache = ObservationCache(frozen, known) if envs.repeats else None
+        n_actions = frozen.actor_last[1].shape[0]
+        noise = gumbel_noise((steps, envs.n_envs, n_actions), generator).to(position.hidden.device)
     device = position.hidden.device
-    cache = EmbeddingCache(policy, known) if envs.repeats else None
     seen: list[Any] = []  # names, or the observations themselves where nothing repeats
     starts, actions, logits, hidden_before, hidden_after, env_steps = [], [], [], [], [], []
     states = [envs.state_hashes()]
     observations, start, hidden = position.observations, position.starts, position.hidden
-    for _ in range(steps):
+    for t in range(steps):
         with timer("forward"):
-            hidden = hidden * torch.from_numpy(~start).to(device)[:, None]
             if cache is None:
                 seen.append(torch.from_numpy(observations))
-                embeddings = policy.encoder(seen[-1].to(device))
+                gates = frozen.gates(seen[-1].to(device))
             else:
                 seen.append(cache.lookup(observations))
-                embeddings = cache.embeddings[seen[-1]]
+                gates = cache.gates.index_select(0, seen[-1])
             starts.append(start)
-            hidden_before.append(hidden)
-            hidden = policy.gru(embeddings, hidden)
+            hidden_before.append(hidden * torch.from_numpy(~start).to(device)[:, None] if start.any() else hidden)
+            logit, hidden = frozen.step(gates, hidden_before[-1])
             hidden_after.append(hidden)
-            logits.append(policy.actor(hidden))
-            actions.append(sample_actions(logits[-1], generator))
+            logits.append(logit)
+            actions.append((logit + noise[t]).argmax(-1))
         with timer("env"):
             env_steps.append(envs.step(actions[-1].cpu().numpy()))
             observations, start = env_steps[-1].observations, env_steps[-1].starts
@@ -115,7 +80,7 @@ def collect(
 
 def _tabulate(
     envs: VectorEnvs,
-    cache: EmbeddingCache | None,
+    cache: ObservationCache | None,
     seen: list[Tensor],
     last: NDArray[Any],
     env_steps: list[EnvStep],
@@ -130,7 +95,7 @@ def _tabulate(
         ids, final_ids = names.split([shape[0] * shape[1], len(finals)])
         return table, ids.view(shape), final_ids
     ids = torch.stack([*seen, cache.lookup(last)])
-    final_ids = cache.lookup(finals) if len(finals) else torch.zeros(0, dtype=torch.int64)
+    final_ids = cache.lookup(finals) if len(finals) else ids.new_zeros(0)
     used, names = torch.cat([ids.flatten(), final_ids]).unique(return_inverse=True)
     distinct = torch.from_numpy(np.stack(cache.observations))[used]
     assert envs.observation_space.shape is not None

@@ -25,6 +25,7 @@ from deir import checkpoint
 from deir.config import Config, check, load_yaml, merge, save_yaml
 from deir.envs import check_env
 from deir.errors import TrainingDiverged, UserError, invalid
+from deir.metrics import WINDOW
 from deir.presets import resolve
 from deir.rewards import check_method
 from deir.trainer import Trainer
@@ -117,6 +118,8 @@ def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener
         print(f"warning: {complaint}", file=sys.stderr)
     if complaints:
         print(f"warning: going on from {source}", file=sys.stderr)
+    if config.steps < int(state["frames"]):
+        raise invalid("steps", config.steps, f"at least the {state['frames']:,} frames the run has done already")
     # environments that cannot be saved begin fresh episodes, with seeds that name the checkpoint
     trainer = Trainer(config, generation=int(state["iteration"]))
     try:
@@ -126,6 +129,16 @@ def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener
         return run.path, _train(trainer, run, listener, rows)
     finally:
         trainer.close()
+
+
+def frames_done(path: Path) -> int | None:
+    """Frames of the last row of progress.csv."""
+    progress = RunDirectory(path).progress
+    if not progress.is_file():
+        return None
+    with progress.open(newline="") as file:
+        frames = [row["frames"] for row in csv.DictReader(file)]
+    return int(frames[-1]) if frames else None
 
 
 def _rows_until(progress: Path, iteration: int) -> list[Row]:
@@ -260,8 +273,11 @@ def _number(text: Any) -> Any:
 
 
 def _target_reached(row: Row, config: Config) -> bool:
+    """The mean must be over a full window of episodes: one lucky episode is not a target reached."""
     mean = row.get("return_mean")
-    return config.target_return is not None and mean is not None and float(mean) >= config.target_return
+    if config.target_return is None or mean is None or int(row["episodes"]) < WINDOW:
+        return False
+    return float(mean) >= config.target_return
 
 
 def _checkpoint(trainer: Trainer, run: RunDirectory) -> None:

@@ -11,13 +11,15 @@ from torch import Tensor
 from deir.config import Config
 from deir.envs import make_envs
 from deir.errors import TrainingDiverged
-from deir.functional import EmaMoments
-from deir.metrics import EpisodeStatistics, Timer
+from deir.functional import EmaMoments, moments
+from deir.metrics import EpisodeStatistics, ExplorationStatistics, Timer
 from deir.networks import grid_padding
+from deir.optim import FlatAdam
 from deir.patches import ObservationTable, tabulate
 from deir.policy import Policy
-from deir.ppo import MeanMetrics, advantages_and_returns, gradient_step, normalized_advantages, update_policy
+from deir.ppo import MeanMetrics, advantages_and_returns, normalized_advantages, update_policy
 from deir.rewards import make_reward
+from deir.rewards.base import between_rollouts
 from deir.rollout import Position, collect
 from deir.seeding import derive, torch_generator
 from deir.types import Metrics, PolicyTrace, Rollout
@@ -37,23 +39,20 @@ class Trainer:
         torch.manual_seed(derive(config.seed, "init"))
         self.policy = Policy(*spaces, config.network).to(self.device)
         self.reward = make_reward(config, *spaces, self.policy.encoder).to(self.device)
-        self.policy_optimizer = self._adam(self.policy)
-        self.reward_optimizer = self._adam(self.reward) if self.reward.learns else None
+        self.policy_optimizer = FlatAdam(self.policy, config.ppo, "policy")
+        self.reward_optimizer = FlatAdam(self.reward, config.ppo, "reward model") if self.reward.learns else None
         self.generators = {name: torch_generator(config.seed, name) for name in ("actions", "policy", "model")}
-        self.reward_moments = EmaMoments(config.reward.momentum)
+        self.reward_moments = moments(config.reward.momentum)
         self.advantage_moments = EmaMoments(config.ppo.advantage_momentum)
         self.episodes = EpisodeStatistics(config.env.n_envs)
+        self.exploration = ExplorationStatistics(config.env.n_envs)
         self.carry = self.reward.initial_carry(config.env.n_envs)
         self.iteration = 0
         self.frames = 0
         observations = self.envs.reset()
+        self.reward.check(self.envs.state_hashes() is not None)
         self.position = self._at_episode_starts(observations)
         self.known: ObservationTable | None = None
-
-    def _adam(self, network: torch.nn.Module) -> torch.optim.Adam:
-        ppo = self.config.ppo
-        betas = (ppo.adam_beta1, ppo.adam_beta2)
-        return torch.optim.Adam(network.parameters(), ppo.learning_rate, betas=betas, eps=ppo.adam_eps, fused=True)
 
     def _at_episode_starts(self, observations: Any) -> Position:
         n_envs = self.config.env.n_envs
@@ -75,7 +74,7 @@ class Trainer:
             advantages = normalized_advantages(advantages, rollout.valid, self.config.ppo, self.advantage_moments)
         with timer("policy_update"):
             policy_metrics = update_policy(
-                self.policy, self.policy_optimizer, rollout, trace, advantages, returns,
+                self.policy, self.policy_optimizer.step, rollout, trace, advantages, returns,
                 self.config.ppo, self.generators["policy"],
             )  # fmt: skip
         with timer("model_update"):
@@ -85,6 +84,7 @@ class Trainer:
         self.frames += int(rollout.valid.sum())
         return {
             **self.episodes.summary(),
+            **self.exploration.update(rollout),
             "intrinsic_reward_mean": float(raw[rollout.valid].mean()),
             "intrinsic_reward_std": float(raw[rollout.valid].std(unbiased=False)),
             **policy_metrics,
@@ -112,22 +112,20 @@ class Trainer:
         """r = c r_E + β (r_I - μ)/σ, the last term only on genuine steps. [T, N]"""
         config = self.config.reward
         self.reward_moments.update(raw[rollout.valid])
-        intrinsic = self.reward_moments.normalize(raw) if config.normalize and self.reward.learns else raw
+        intrinsic = self.reward_moments.normalize(raw) if config.normalize else raw
         return config.extrinsic_coef * rollout.rewards + config.beta * intrinsic * rollout.valid
 
     def _update_model(self, rollout: Rollout) -> Metrics:
-        if self.reward_optimizer is None:
-            return {}
-        config = self.config.reward
-        self.reward.train()
-        collected = MeanMetrics()
-        for batch in self.reward.batches(
-            rollout, self.carry, config.epochs, config.minibatch_size, self.generators["model"]
-        ):
-            loss, metrics = self.reward.loss(batch)
-            gradient_step(self.reward, self.reward_optimizer, loss, self.config.ppo.max_grad_norm, "reward model")
-            collected.add({"model_loss": loss, **metrics})
-        self.carry.pop("memories", None)
+        config, collected = self.config.reward, MeanMetrics()
+        if self.reward_optimizer is not None:
+            self.reward.train()
+            for batch in self.reward.batches(
+                rollout, self.carry, config.epochs, config.minibatch_size, self.generators["model"]
+            ):
+                loss, metrics = self.reward.loss(batch)
+                self.reward_optimizer.step(loss)
+                collected.add({"model_loss": loss, **metrics})
+        self.carry = between_rollouts(self.carry)
         return collected.mean()
 
     def _check_finite(self) -> None:
@@ -144,12 +142,13 @@ class Trainer:
             "policy": self.policy.state_dict(),
             "reward": self.reward.state_dict(),
             "reward_extra": self.reward.extra_state(),
-            "policy_optimizer": optimizer_state(self.policy_optimizer),
-            "reward_optimizer": optimizer_state(self.reward_optimizer) if self.reward_optimizer else None,
+            "policy_optimizer": self.policy_optimizer.state_dict(),
+            "reward_optimizer": self.reward_optimizer.state_dict() if self.reward_optimizer else None,
             "generators": {name: generator.get_state() for name, generator in self.generators.items()},
             "reward_moments": self.reward_moments.state_dict(),
             "advantage_moments": self.advantage_moments.state_dict(),
             "episodes": self.episodes.state_dict(),
+            "exploration": self.exploration.state_dict(),
             "carry": dict(self.carry),
             "envs": self.envs.state_dict(),
             "hidden": self.position.hidden,
@@ -162,17 +161,19 @@ class Trainer:
         self.policy.load_state_dict(state["policy"])
         self.reward.load_state_dict(state["reward"])
         self.reward.load_extra_state(state["reward_extra"])
-        load_optimizer_state(self.policy_optimizer, state["policy_optimizer"])
+        self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         if self.reward_optimizer:
-            load_optimizer_state(self.reward_optimizer, state["reward_optimizer"])
+            self.reward_optimizer.load_state_dict(state["reward_optimizer"])
         for name, generator in self.generators.items():
             generator.set_state(state["generators"][name])
         self.reward_moments.load_state_dict(state["reward_moments"])
         self.advantage_moments.load_state_dict(state["advantage_moments"])
         self.episodes.load_state_dict(state["episodes"])
+        self.exploration.load_state_dict(state["exploration"])
         self.known = self._tabulated(state["known"])
         if state["envs"] is None:  # fresh episodes: these environments cannot be saved
             self.episodes.forget_running()
+            self.exploration.forget_running()
             return
         observations = self.envs.load_state_dict(state["envs"])
         self.position = Position(observations, state["starts"], state["hidden"].to(self.device))
@@ -185,16 +186,6 @@ class Trainer:
 
     def close(self) -> None:
         self.envs.close()
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Adam's moments by parameter number; its settings come from the configuration."""
-    return {str(index): dict(moments) for index, moments in optimizer.state_dict()["state"].items()}
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": {int(index): m for index, m in state.items()}, "param_groups": groups})
 
 
 def set_threads(threads: int | None) -> None:

@@ -16,8 +16,8 @@ __all__ = ["EnvStep", "VectorEnvs", "check_env", "env_names", "make_envs"]
 _PROCGEN_OPTIONS = ("distribution_mode", "num_levels", "start_level")
 
 
-def make_envs(config: EnvConfig, seed: int = 0, generation: int = 0) -> VectorEnvs:
-    """N environments of the task that `config` describes.
+def make_envs(config: EnvConfig | str, seed: int = 0, generation: int = 0) -> VectorEnvs:
+    """N environments of the task that `config` describes; a name alone takes the defaults.
 
     `seed` is the run's. A run resumed with environments that cannot be restored passes another `generation` for fresh
     episodes; the MiniGrid engine goes on where it was and needs none.
@@ -25,6 +25,7 @@ def make_envs(config: EnvConfig, seed: int = 0, generation: int = 0) -> VectorEn
     from deir.envs.gymnasium import GymnasiumEnvs
     from deir.envs.procgen import PREFIX, ProcgenEnvs
 
+    config = EnvConfig(config) if isinstance(config, str) else config
     check_env(config)
     if config.id.startswith(PREFIX):
         return ProcgenEnvs(config, seed, generation)

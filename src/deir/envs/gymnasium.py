@@ -395,8 +395,9 @@ class GymnasiumEnvs:
     def render(self, index: int) -> NDArray[np.uint8]:
         try:
             frame = self._frame(index)
-        except (gymnasium.error.Error, ImportError) as error:
-            raise UserError(f"env: {self._name} cannot be drawn: {error}") from None
+        except (gymnasium.error.Error, ImportError, NotImplementedError) as error:
+            reason = str(error) or "it has no render method"
+            raise UserError(f"env: {self._name} cannot be drawn: {reason}") from None
         if not isinstance(frame, np.ndarray):
             raise UserError(
                 f"env: {self._name} draws no pictures; its factory must make it with render_mode='rgb_array'"

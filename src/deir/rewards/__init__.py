@@ -20,7 +20,23 @@ class Method(NamedTuple):
 
 METHODS: dict[str, Method] = {
     "deir": Method("deir.rewards.deir", "Deir", "episodic reward from a discriminative model (this paper)"),
+    "noveld": Method(
+        "deir.rewards.noveld", "Noveld", "NovelD: rise of RND's novelty, at the first visit in the episode"
+    ),
+    "ngu": Method("deir.rewards.ngu", "Ngu", "NGU: unlike the episode's memory, times RND's lifelong factor"),
+    "rnd": Method("deir.rewards.rnd", "Rnd", "RND: error of predicting a fixed random network"),
+    "icm": Method("deir.rewards.icm", "Icm", "ICM: error of a forward model on an inverse model's embeddings"),
     "none": Method("deir.rewards.none", "NoReward", "PPO alone, without an intrinsic reward"),
+    "deir-no-mi": Method(
+        "deir.rewards.ablations", "DeirNoMi", "Figure 6 (b): DEIR without the mutual information term"
+    ),
+    "deir-no-rnn-no-mi": Method(
+        "deir.rewards.ablations", "DeirNoRnnNoMi", "Figure 6 (c): the discriminator only, without that term and the RNN"
+    ),
+    "deir-inverse": Method("deir.rewards.ablations", "DeirInverse", "Figure 6 (d): an inverse model's embeddings"),
+    "deir-forward": Method("deir.rewards.ablations", "DeirForward", "Figure 6 (e): a forward model's embeddings"),
+    "deir+rnd": Method("deir.rewards.deir_rnd", "DeirRnd", "beyond the paper: DEIR times RND's lifelong factor"),
+    "count": Method("deir.rewards.count", "StateCount", "oracle: counts of the full states, where the task tells them"),
 }
 
 

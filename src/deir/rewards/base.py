@@ -12,16 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deir.errors import UserError
 from deir.functional import minibatches
 from deir.networks import Encoder
 from deir.patches import ObservationTable, Rows
 from deir.types import Batch, Carry, Rollout
 
 ENCODE_CHUNK = 4096
+OF_ROLLOUT = "rollout."  # entries of the carry that only the update right after `compute` needs
 
 
 class IntrinsicReward(nn.Module):
-    """Base of all methods: a method overrides `compute` and, if it learns, `loss`."""
+    """Base of all methods: a method overrides `compute` and, if it learns, `loss`.
+
+    What belongs to running episodes is in the carry; what is learned over a lifetime is in the module.
+    """
+
+    needs_states = False  # the reward is made from the full states behind the observations
+
+    def check(self, states_known: bool) -> None:
+        """Refuses an environment that the method cannot serve; `states_known`: it can tell its full states."""
+        if self.needs_states and not states_known:
+            raise UserError(
+                "method: this reward is made from the environment's full state, which this environment does not tell; "
+                "MiniGrid tasks do (`deir list envs`), and `--method deir` needs none"
+            )
 
     def initial_carry(self, n_envs: int) -> Carry:
         """What the method brings into the first rollout."""
@@ -33,7 +48,7 @@ class IntrinsicReward(nn.Module):
 
     def memories(self, carry: Carry) -> Tensor | None:
         """[T, N, H] the model's memory before each step of the rollout just computed, if it has one."""
-        return carry.get("memories")
+        return carry.get(f"{OF_ROLLOUT}memories")
 
     def remember(self, rollout: Rollout, rewards: Tensor, average: float) -> None:
         """Keeps what the method wants of the rollout; `average` is the running mean of raw rewards before it."""
@@ -45,6 +60,7 @@ class IntrinsicReward(nn.Module):
         indices, ids, next_ids = rollout.valid_indices(), rollout.ids[:-1].flatten(), rollout.next_ids.flatten()
         actions, memories = rollout.actions.flatten(), self.memories(carry)
         hidden = None if memories is None else memories.flatten(0, 1)
+        embeddings = carry.get(f"{OF_ROLLOUT}embeddings")  # [U, F]
         for _ in range(epochs):
             for chosen in minibatches(indices, size, generator):
                 yield Batch(
@@ -52,6 +68,7 @@ class IntrinsicReward(nn.Module):
                     actions[chosen],
                     rollout.table.rows(next_ids[chosen]),
                     None if hidden is None else hidden[chosen],
+                    embeddings=None if embeddings is None else embeddings[next_ids[chosen]],
                 )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -67,6 +84,11 @@ class IntrinsicReward(nn.Module):
     @property
     def learns(self) -> bool:
         return any(p.requires_grad for p in self.parameters())
+
+
+def between_rollouts(carry: Carry) -> Carry:
+    """What of the carry lives on after the update."""
+    return {name: tensor for name, tensor in carry.items() if not name.startswith(OF_ROLLOUT)}
 
 
 @torch.no_grad()

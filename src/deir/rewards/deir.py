@@ -14,19 +14,23 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from deir.config import Config
-from deir.functional import episode_first_positions, episodic_min_ratio
+from deir.functional import episode_first_positions, episodic_min_ratio, episodic_nearest
 from deir.memory import EpisodicHistory, ObservationQueue
-from deir.networks import Encoder, encoder_kind, gru_scan, head, make_encoder
+from deir.networks import Encoder, head
 from deir.patches import concatenate, extend_table
-from deir.rewards.base import IntrinsicReward, embed_table
+from deir.rewards.parts import TrajectoryModel
 from deir.types import Batch, Carry, Rollout
 
 
-class Deir(IntrinsicReward):
+class EpisodicNovelty(TrajectoryModel):
+    """Equation 4 on whatever embeddings the model learns."""
+
+    mutual_information = True  # without it, the distance of observations alone
+
     def __init__(
         self,
         observation_space: spaces.Box,
@@ -34,45 +38,50 @@ class Deir(IntrinsicReward):
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
-        super().__init__()
-        network, options = config.network, config.reward.deir
-        self.options = options
-        self.n_actions = int(action_space.n)
-        self.max_queue_bytes = config.checkpoint.max_queue_mb * 2**20
-        features, hidden, mlp = options.features or network.features, network.hidden, options.mlp or network.mlp
-        kind = encoder_kind(config.reward.encoder, observation_space, images="dqn")
-        self.encoder = make_encoder(kind, observation_space, features, network.norm)
-        self.gru = nn.GRUCell(features, hidden)
-        self.discriminator = head(network.norm, [2 * hidden + self.n_actions, mlp, mlp, 1])
-        dtype = torch.uint8 if observation_space.dtype == "uint8" else torch.float32
-        self.queue = ObservationQueue(options.queue_size, observation_space.shape, dtype)
+        super().__init__(observation_space, action_space, config, config.reward.deir.features)
+        self.options = config.reward.deir
 
     def initial_carry(self, n_envs: int) -> Carry:
-        device = self.gru.weight_hh.device
-        history = EpisodicHistory.empty(n_envs, {"obs": self.gru.input_size, "traj": self.gru.hidden_size}, device)
-        return {"hidden": torch.zeros(n_envs, self.gru.hidden_size, device=device), **history.tensors()}
+        carry = super().initial_carry(n_envs)
+        widths = {"obs": self.encoder.features, **({"traj": self.width} if self.mutual_information else {})}
+        return {**carry, **EpisodicHistory.empty(n_envs, widths, carry["hidden"].device).tensors()}
 
     @torch.no_grad()
     def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        steps, _ = rollout.shape
         history = EpisodicHistory.from_tensors(carry)
-        embeddings = embed_table(self.encoder, rollout.table)  # [U, F]
-        obs, next_obs = embeddings[rollout.ids[:-1]], embeddings[rollout.next_ids]  # [T, N, F]
-        before, after = gru_scan(self.gru, obs, carry["hidden"], rollout.starts[:-1])  # [T, N, H]
-        key_traj = before if self.options.pairing == "published" else after
-        query_traj = self.next_trajectories(next_obs, after) if self.options.pairing == "a1" else after
+        seen, pairing = self.embed(rollout, carry), self.options.pairing
+        new = {"obs": seen.obs}
+        if self.mutual_information:
+            new["traj"] = seen.before if pairing == "published" else seen.after
         first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
-        last = torch.arange(steps, device=first.device) + history.depth - (1 if self.options.pairing == "eq4" else 0)
-        rewards = episodic_min_ratio(
-            next_obs, query_traj, history.extended("obs", obs), history.extended("traj", key_traj),
-            first, last, self.options.eps,
-        )  # fmt: skip
-        history = history.advanced({"obs": obs, "traj": key_traj}, first[-1], rollout.starts[-1])
-        return rewards * rollout.valid, {"hidden": after[-1], "memories": before, **history.tensors()}
+        last = torch.arange(len(first), device=first.device) + history.depth - (1 if pairing == "eq4" else 0)
+        keys = {name: history.extended(name, rows) for name, rows in new.items()}  # [L+T, N, F]
+        if self.mutual_information:
+            query_traj = self.next_trajectories(seen) if pairing == "a1" else seen.after
+            rewards = episodic_min_ratio(
+                seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps
+            )
+        else:
+            nearest = episodic_nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
+            rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
+        history = history.advanced(new, first[-1], rollout.starts[-1])
+        return rewards * rollout.valid, {**self.carry_on(seen), **history.tensors()}
 
-    def next_trajectories(self, next_obs: Tensor, after: Tensor) -> Tensor:
-        """e_traj_{t+1} of the true next observation. [T, N, H]"""
-        return self.gru(next_obs.flatten(0, 1), after.flatten(0, 1)).view_as(after)
+
+class Deir(EpisodicNovelty):
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        action_space: spaces.Discrete,
+        config: Config,
+        policy_encoder: Encoder | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space, config, policy_encoder)
+        self.max_queue_bytes = config.checkpoint.max_queue_mb * 2**20
+        mlp = self.options.mlp or config.network.mlp
+        self.discriminator = head(config.network.norm, [2 * self.width + self.n_actions, mlp, mlp, 1])
+        dtype = torch.uint8 if observation_space.dtype == "uint8" else torch.float32
+        self.queue = ObservationQueue(self.options.queue_size, observation_space.shape, dtype)
 
     def remember(self, rollout: Rollout, rewards: Tensor, average: float) -> None:
         """Algorithm A2: observations whose reward is not below the running average join the queue."""
@@ -112,12 +121,12 @@ class Deir(IntrinsicReward):
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Binary cross-entropy, true and fake transitions weighted equally."""
-        assert batch.hidden is not None and batch.fakes is not None and batch.fake_differs is not None
-        embeddings = self.encoder(concatenate([batch.observations, batch.next_observations, batch.fakes]))
-        obs, next_obs, fake_obs = embeddings.chunk(3)  # [B, F]
-        traj = self.gru(obs, batch.hidden).repeat(2, 1)  # [2B, H]
-        next_traj = self.gru(torch.cat([next_obs, fake_obs]), traj)  # [2B, H]
-        actions = F.one_hot(batch.actions, self.n_actions).to(traj.dtype).repeat(2, 1)
+        assert batch.fakes is not None and batch.fake_differs is not None
+        observed = self.observe(concatenate([batch.observations, batch.next_observations, batch.fakes]))
+        now, offered = observed.tensor_split([len(batch.actions)])  # o_t, and true and fake o_{t+1}
+        traj = self.advance(now, batch.hidden).repeat(2, 1)  # [2B, H]
+        next_traj = self.advance(offered, traj)  # [2B, H]
+        actions = self.one_hot(batch.actions).repeat(2, 1)
         logits = self.discriminator(torch.cat([traj, next_traj, actions], 1))[:, 0]  # [2B]
         true, fake = logits.chunk(2)
         differs = batch.fake_differs.to(logits.dtype)

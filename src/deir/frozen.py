@@ -1,0 +1,123 @@
+"""The policy as it stands during a rollout: parameters frozen, normalisation folded into the layers before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deir.kernels import gru_update
+from deir.networks import GridEncoder, gru_gates, gru_memory
+from deir.patches import ObservationTable
+from deir.policy import Policy
+
+
+def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Batch normalisation in evaluation mode is x * scale + shift; None for any other layer but the identity."""
+    if isinstance(norm, nn.Identity):
+        return torch.ones(()), torch.zeros(())
+    if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        return None
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+    return scale, norm.bias - norm.running_mean * scale
+
+
+def folded(weight: Tensor, bias: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """weight [in, out] and bias [out] of a layer with the batch normalisation after it folded in."""
+    scaled = scale_and_shift(norm)
+    assert scaled is not None
+    return weight * scaled[0], bias * scaled[0] + scaled[1]
+
+
+class FrozenGridEncoder:
+    """A grid encoder for few views at a time: its 2x2 convolutions are matrix products on channels-last data."""
+
+    def __init__(self, encoder: GridEncoder) -> None:
+        self.padding = encoder.padding
+        self.inputs = scale_and_shift(encoder.input_norm)
+        self.layers = []
+        for conv, norm in zip(encoder.convs, encoder.norms, strict=True):
+            assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+            kernel = conv.weight.permute(2, 3, 1, 0).reshape(-1, conv.out_channels)  # [4*in, out]
+            self.layers.append(folded(kernel, conv.bias, norm))
+        channels = self.layers[-1][0].shape[1]
+        linear = encoder.linear.weight.view(encoder.features, channels, -1).permute(2, 1, 0)  # [positions, C, features]
+        self.linear = folded(linear.reshape(-1, encoder.features), encoder.linear.bias, encoder.output_norm)
+
+    def __call__(self, views: Tensor) -> Tensor:
+        """[B, H, W, C] -> [B, features]"""
+        assert self.inputs is not None
+        x = views * self.inputs[0] + self.inputs[1]
+        if self.padding:
+            x = F.pad(x, (0, 0, *(self.padding,) * 4))
+        for weight, bias in self.layers:
+            corners = torch.cat([x[:, :-1, :-1], x[:, :-1, 1:], x[:, 1:, :-1], x[:, 1:, 1:]], -1)
+            x = F.linear(corners, weight.T, bias).relu_()
+        return torch.addmm(self.linear[1], x.flatten(1), self.linear[0]).relu_()
+
+
+class FrozenPolicy:
+    """Everything a step of the policy needs, prepared once a rollout."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy.eval()
+        foldable = isinstance(policy.encoder, GridEncoder) and scale_and_shift(policy.encoder.input_norm) is not None
+        self.encode = FrozenGridEncoder(policy.encoder) if foldable else policy.encoder  # type: ignore[arg-type]
+        first, norm, _, last = policy.actor
+        assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+        self.actor_hidden = folded(first.weight.T, first.bias, norm)
+        self.actor_last = last.weight.T, last.bias
+
+    def gates(self, observations: Tensor) -> Tensor:
+        """What the GRU takes of each observation. [B, *obs] -> [B, 3H]"""
+        return F.linear(self.encode(observations), self.policy.gru.weight_ih, self.policy.gru.bias_ih)
+
+    def step(self, gates: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, 3H], memory before the step [N, H] -> logits [N, A], memory after it [N, H]"""
+        hidden = gru_update(gates, gru_memory(self.policy.gru, hidden), hidden)
+        features = torch.addmm(self.actor_hidden[1], hidden, self.actor_hidden[0]).relu_()
+        return torch.addmm(self.actor_last[1], features, self.actor_last[0]), hidden
+
+
+class ObservationCache:
+    """Names each distinct observation by an integer and, while parameters are frozen, encodes it once."""
+
+    def __init__(self, frozen: FrozenPolicy, known: ObservationTable | None) -> None:
+        self.frozen = frozen
+        self.observations: list[NDArray[Any]] = []
+        self.names: dict[bytes, int] = {}
+        width = frozen.policy.gru.weight_ih.shape[0]
+        self.gates = torch.zeros(4096, width, device=frozen.policy.gru.weight_ih.device)  # [capacity, 3H]
+        if known is not None:
+            self._adopt(known)
+
+    def _adopt(self, known: ObservationTable) -> None:
+        """Starts from the observations of the last rollout: most of them come again."""
+        self.observations = list(known.distinct.cpu().numpy())
+        self.names = {observation.tobytes(): name for name, observation in enumerate(self.observations)}
+        rows = known.rows(torch.arange(len(known.distinct), device=self.gates.device))
+        self._store(0, gru_gates(self.frozen.policy.gru, self.frozen.policy.encoder, rows))
+
+    def _store(self, begin: int, gates: Tensor) -> None:
+        while begin + len(gates) > len(self.gates):
+            self.gates = torch.cat([self.gates, torch.zeros_like(self.gates)])
+        self.gates[begin : begin + len(gates)] = gates
+
+    def lookup(self, observations: NDArray[Any]) -> Tensor:
+        """[N, *obs] -> names [N]"""
+        known = len(self.observations)
+        names = []
+        for observation in observations:
+            name = self.names.setdefault(observation.tobytes(), len(self.observations))
+            if name == len(self.observations):
+                self.observations.append(observation.copy())
+            names.append(name)
+        if len(self.observations) > known:
+            fresh = torch.from_numpy(np.stack(self.observations[known:])).to(self.gates.device)
+            self._store(known, self.frozen.gates(fresh))
+        return torch.tensor(names, device=self.gates.device)

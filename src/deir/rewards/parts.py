@@ -1,0 +1,224 @@
+"""What several methods are made of: trajectory embeddings, inverse and forward models, random distillation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deir.config import Config
+from deir.errors import UserError
+from deir.functional import moments
+from deir.kernels import gru_update
+from deir.networks import Encoder, encoder_kind, gru_gates, gru_memory, gru_scan, head, make_encoder
+from deir.patches import ObservationTable, Rows, concatenate
+from deir.rewards.base import OF_ROLLOUT, IntrinsicReward, embed_table
+from deir.types import Batch, Carry, Rollout
+
+
+def model_encoder(observation_space: spaces.Box, config: Config, features: int) -> Encoder:
+    """The encoder of the reward models: the grid's, or the widened DQN network for images."""
+    kind = encoder_kind(config.reward.encoder, observation_space, images="dqn")
+    return make_encoder(kind, observation_space, features, config.network.norm)
+
+
+INPUT_LIMIT = 5.0  # deviations at which random distillation cuts its inputs
+
+
+class Trajectories(NamedTuple):
+    """A rollout in embeddings."""
+
+    obs: Tensor  # [T, N, F] e_obs_t
+    next_obs: Tensor  # [T, N, F] of the true o_{t+1}
+    before: Tensor  # [T, N, H] the memory before o_t
+    after: Tensor  # [T, N, H] e_traj_t
+
+
+class TrajectoryModel(IntrinsicReward):
+    """Encoder and GRU of the discriminator's shapes, on which a method puts its heads (Appendix A.5)."""
+
+    recurrent = True
+
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        action_space: spaces.Discrete,
+        config: Config,
+        features: int | None = None,
+    ) -> None:
+        super().__init__()
+        features = features or config.network.features
+        self.n_actions = int(action_space.n)
+        self.encoder = model_encoder(observation_space, config, features)
+        self.gru = nn.GRUCell(features, config.network.hidden) if self.recurrent else None
+        self.width = config.network.hidden if self.recurrent else features  # of a trajectory embedding
+
+    def initial_carry(self, n_envs: int) -> Carry:
+        width = self.gru.hidden_size if self.gru is not None else 0
+        return {"hidden": torch.zeros(n_envs, width, device=next(self.parameters()).device)}
+
+    def observe(self, observations: Rows | Tensor) -> Tensor:
+        """What `advance` takes of the observations [B, *obs]: the GRU's input gates, or embeddings without an RNN."""
+        return self.encoder(observations) if self.gru is None else gru_gates(self.gru, self.encoder, observations)
+
+    def advance(self, observed: Tensor, memory: Tensor | None) -> Tensor:
+        """e_traj after one more observation; without an RNN its embedding. [B, H]"""
+        if self.gru is None:
+            return observed
+        assert memory is not None
+        return gru_update(observed, gru_memory(self.gru, memory), memory)
+
+    def embed(self, rollout: Rollout, carry: Carry) -> Trajectories:
+        embeddings = embed_table(self.encoder, rollout.table)  # [U, F]
+        obs, next_obs = embeddings[rollout.ids[:-1]], embeddings[rollout.next_ids]  # [T, N, F]
+        if self.gru is None:
+            return Trajectories(obs, next_obs, obs[..., :0], obs)
+        before, after = gru_scan(self.gru, obs, carry["hidden"], rollout.starts[:-1])  # [T, N, H]
+        return Trajectories(obs, next_obs, before, after)
+
+    def next_trajectories(self, seen: Trajectories) -> Tensor:
+        """e_traj_{t+1} of the true next observation. [T, N, H]"""
+        if self.gru is None:
+            return seen.next_obs
+        return self.gru(seen.next_obs.flatten(0, 1), seen.after.flatten(0, 1)).view_as(seen.after)
+
+    def carry_on(self, seen: Trajectories) -> Carry:
+        memories = {f"{OF_ROLLOUT}memories": seen.before} if self.recurrent else {}
+        return {"hidden": seen.after[-1] if self.recurrent else seen.before[-1], **memories}
+
+    def transitions(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """e_traj_t and e_traj_{t+1} of a batch. [B, H] each"""
+        now, then = self.observe(concatenate([batch.observations, batch.next_observations])).chunk(2)
+        traj = self.advance(now, batch.hidden)
+        return traj, self.advance(then, traj)
+
+    def one_hot(self, actions: Tensor) -> Tensor:
+        return F.one_hot(actions, self.n_actions).to(torch.float32)
+
+
+class InverseModel(nn.Module):
+    """Which action led from one embedding to the next."""
+
+    def __init__(self, config: Config, width: int, n_actions: int, mlp: int | None = None) -> None:
+        super().__init__()
+        mlp = mlp or config.network.mlp
+        self.head = head(config.network.norm, [2 * width, mlp, mlp, n_actions])
+
+    def loss(self, now: Tensor, then: Tensor, actions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """L_I = -log p(a_t | φ_t, φ_{t+1})"""
+        logits = self.head(torch.cat([now, then], 1))  # [B, A]
+        loss = F.cross_entropy(logits, actions)
+        accuracy = (logits.detach().argmax(1) == actions).float().mean()
+        return loss, {"inverse_loss": loss, "inverse_accuracy": accuracy}
+
+
+class ForwardModel(nn.Module):
+    """The next embedding from this one and the action."""
+
+    def __init__(self, config: Config, width: int, n_actions: int, mlp: int | None = None) -> None:
+        super().__init__()
+        mlp = mlp or config.network.mlp
+        self.head = head(config.network.norm, [width + n_actions, mlp, mlp, width])
+
+    def errors(self, now: Tensor, actions: Tensor, then: Tensor) -> Tensor:
+        """½ |f(φ_t, a_t) - φ_{t+1}|².   now, then: [B, H], actions: [B, A] -> [B]"""
+        return 0.5 * (self.head(torch.cat([now, actions], 1)) - then).square().sum(1)
+
+
+class RandomDistillation(nn.Module):
+    """A trained network predicts a fixed random one; where it fails, observations are new to the agent's lifetime.
+
+    Both read the policy's embeddings, or have an encoder each. Their heads are wider than those of other models, so
+    that the error does not vanish early (Appendix A.5).
+    """
+
+    def __init__(self, observation_space: spaces.Box, config: Config, policy_encoder: Encoder | None) -> None:
+        super().__init__()
+        self.options, norm = config.reward.rnd, config.network.norm
+        self.policy_encoder: tuple[Encoder, ...] = ()  # in a tuple: neither trained nor saved here
+        self.target_encoder: Encoder | None = None
+        self.encoder: Encoder | None = None
+        features, width = config.network.features, self.options.mlp or 2 * config.network.mlp
+        if config.reward.embeddings == "own":
+            self.target_encoder = model_encoder(observation_space, config, features)
+            self.encoder = model_encoder(observation_space, config, features)
+        elif policy_encoder is None:
+            raise UserError("reward.embeddings: 'policy' needs a policy's encoder, expected 'own' without one")
+        else:
+            self.policy_encoder, features = (policy_encoder,), policy_encoder.features
+        self.target = head(norm, [features, width, width])
+        self.predictor = head(norm, [features, width, width, width])
+        for fixed in self.fixed():
+            fixed.requires_grad_(False)
+        self.moments = moments(self.options.error_momentum)
+        self.train()
+
+    def fixed(self) -> list[nn.Module]:
+        return [self.target] if self.target_encoder is None else [self.target, self.target_encoder]
+
+    def train(self, mode: bool = True) -> RandomDistillation:
+        """The target stays in evaluation mode: its normalisation layers must not follow the data."""
+        super().train(mode)
+        for fixed in self.fixed():
+            fixed.eval()
+        return self
+
+    def embeddings(self, rollout: Rollout) -> Tensor | None:
+        """The policy's embeddings of all observations [U, F], if it is those that are read.
+
+        (e - μ)/σ by the rollout's own moments, cut at ±5: what RND does with its observations. The scale of the
+        policy's embeddings moves as it learns, most of all with its first update, and the error would follow it.
+        """
+        if not self.policy_encoder:
+            return None
+        embeddings = embed_table(self.policy_encoder[0], rollout.table)
+        variance, mean = torch.var_mean(embeddings[rollout.next_ids.flatten()], 0, correction=0)
+        return ((embeddings - mean) / (variance.sqrt() + 1e-5)).clamp(-INPUT_LIMIT, INPUT_LIMIT)
+
+    @torch.no_grad()
+    def errors(self, table: ObservationTable, embeddings: Tensor | None) -> Tensor:
+        """|g(o) - ĝ(o)|² of every observation of the table. [U]"""
+        self.eval()
+        if self.encoder is None or self.target_encoder is None:
+            assert embeddings is not None
+            inputs, target_inputs = embeddings, embeddings
+        else:
+            inputs, target_inputs = embed_table(self.encoder, table), embed_table(self.target_encoder, table)
+        return (self.predictor(inputs) - self.target(target_inputs)).square().sum(1)
+
+    def normalized(self, errors: Tensor, rollout: Rollout) -> Tensor:
+        """(e - μ)/σ by the moments over this and earlier rollouts' steps. errors: [U]"""
+        self.moments.update(errors[rollout.next_ids[rollout.valid]])
+        return self.moments.normalize(errors, 1e-8) if self.options.normalize_error else errors
+
+    def lifelong_factor(self, rollout: Rollout) -> tuple[Tensor, Carry]:
+        """min{max{1 + (e - μ)/σ, 1}, L} of o_{t+1} [T, N], and what the update needs."""
+        embeddings = self.embeddings(rollout)
+        errors = self.normalized(self.errors(rollout.table, embeddings), rollout)
+        return (1 + errors).clamp(1, self.options.max_factor)[rollout.next_ids], self.carried(embeddings)
+
+    def carried(self, embeddings: Tensor | None) -> Carry:
+        return {} if embeddings is None else {f"{OF_ROLLOUT}embeddings": embeddings}
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The error as a mean over outputs too, so that beside another loss it does not use up the gradient's norm."""
+        if self.encoder is None or self.target_encoder is None:
+            assert batch.embeddings is not None
+            inputs, target_inputs = batch.embeddings, batch.embeddings
+        else:
+            inputs = self.encoder(batch.next_observations)
+            with torch.no_grad():
+                target_inputs = self.target_encoder(batch.next_observations)
+        with torch.no_grad():
+            target = self.target(target_inputs)
+        loss = F.mse_loss(self.predictor(inputs), target)
+        return loss, {"rnd_loss": loss}
+
+    def state(self) -> dict[str, Any]:
+        return self.moments.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.moments.load_state_dict(state)
