@@ -1,5 +1,6 @@
 """Every method: what all have in common, and each formula against a naive loop over steps and environments."""
 
+import copy
 import itertools
 from collections import Counter
 from dataclasses import replace
@@ -158,7 +159,8 @@ def test_batches_hold_the_genuine_transitions_of_every_epoch(method, late_resets
     for batch in model.batches(rollout, carry, 2, 20, torch.Generator().manual_seed(0)):
         found += names(batch.observations.gather(), batch.actions, batch.next_observations.gather())
         if method in WITH_RND:
-            for view, embedding in zip(batch.next_observations.gather(), batch.embeddings, strict=True):
+            embeddings = batch.embeddings[batch.embedding_ids]
+            for view, embedding in zip(batch.next_observations.gather(), embeddings, strict=True):
                 torch.testing.assert_close(embedding, policy_embedding(model, rollout, view), rtol=1e-3, atol=1e-3)
     assert Counter(found) == Counter(expected * 2)
 
@@ -454,7 +456,12 @@ def forward_loss(model, batch, now, then):
 
 
 def rnd_loss(model, batch):
-    return F.mse_loss(model.rnd.predictor(batch.embeddings), model.rnd.target(batch.embeddings))
+    if model.rnd.encoder is not None:
+        views = batch.next_observations.gather()
+        inputs, target_inputs = model.rnd.encoder.plain(views), model.rnd.target_encoder.plain(views)
+    else:
+        inputs = target_inputs = batch.embeddings[batch.embedding_ids]
+    return F.mse_loss(model.rnd.predictor(inputs), model.rnd.target(target_inputs))
 
 
 def test_the_losses_of_inverse_and_forward_models():
@@ -468,9 +475,19 @@ def test_the_losses_of_inverse_and_forward_models():
     torch.testing.assert_close(loss, forward_loss(model, batch, now, then), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("embeddings", ["policy", "own"])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_loss_of_random_distillation_over_distinct_observations_is_that_of_the_batch(embeddings, training):
+    model, batch, *_ = losses_of("rnd", embeddings=embeddings)
+    model.train(training)
+    twin = copy.deepcopy(model)
+    loss, expected = model.loss(batch)[0], rnd_loss(twin, batch)
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-6)
+    for tensor, twin_tensor in zip(model.buffers(), twin.buffers(), strict=True):  # running statistics
+        torch.testing.assert_close(tensor, twin_tensor, rtol=1e-3, atol=1e-5)
+
+
 def test_the_losses_with_random_distillation():
-    model, batch, loss, _, _, _ = losses_of("rnd")
-    torch.testing.assert_close(loss, rnd_loss(model, batch), rtol=1e-4, atol=1e-6)
     model, batch, loss, metrics, now, then = losses_of("ngu")
     expected = inverse_loss(model, batch, now, then) + rnd_loss(model, batch)
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)

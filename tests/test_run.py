@@ -17,6 +17,7 @@ import yaml
 from deir import checkpoint, run
 from deir.errors import TrainingDiverged, UserError
 from deir.run import FIRST_COLUMNS, configure
+from deir.stage import check_finite
 from deir.trainer import Trainer
 
 SMALL = {
@@ -106,6 +107,27 @@ def test_resumed_minigrid_run_equals_an_uninterrupted_one_to_the_last_bit(tmp_pa
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "parts"))
 
 
+@pytest.mark.parametrize("method", ["deir", "rnd"])
+def test_the_model_in_its_own_process_gives_the_same_run(tmp_path, method):
+    """Two threads put one into each process, so that every sum is made in the same order."""
+    run.start(small(method=method), tmp_path / "one")
+    run.start(small(method=method, threads=2), tmp_path / "two")
+    assert untimed(tmp_path / "one") == untimed(tmp_path / "two")
+    assert_same(final_state(tmp_path / "one"), final_state(tmp_path / "two"))
+    run.start(small(method=method, threads=2, steps=256 * 3), tmp_path / "parts")
+    run.resume(tmp_path / "parts", {"steps": 256 * 6})
+    assert untimed(tmp_path / "one") == untimed(tmp_path / "parts")
+
+
+def test_the_end_of_the_models_process_is_told(tmp_path):
+    trainer = Trainer(small(threads=2))
+    trainer.iterate()
+    trainer.stage.process.kill()
+    with pytest.raises(UserError, match="deir train --resume"):
+        trainer.iterate()
+    trainer.close()
+
+
 def test_resuming_twice_from_one_checkpoint_gives_the_same_where_environments_cannot_be_saved(tmp_path):
     import shutil
 
@@ -160,7 +182,8 @@ def test_an_existing_run_is_never_overwritten(tmp_path):
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["notes.txt"]
 
 
-def test_divergence_stops_with_a_message_after_saving_the_last_good_state(tmp_path, monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_divergence_stops_with_a_message_after_saving_the_last_good_state(tmp_path, monkeypatch, threads):
     original = Trainer.iterate
 
     def spoil(self):
@@ -171,20 +194,19 @@ def test_divergence_stops_with_a_message_after_saving_the_last_good_state(tmp_pa
 
     monkeypatch.setattr(Trainer, "iterate", spoil)
     with pytest.raises(UserError, match="training stopped at iteration 3"):
-        run.start(small(), tmp_path / "a")
+        run.start(small(threads=threads), tmp_path / "a")
     state = final_state(tmp_path / "a")
     assert state["iteration"] == 2
     assert all(t.isfinite().all() for t in state["policy"].values())
     assert "diverged" in json.loads((tmp_path / "a" / "summary.json").read_text())["status"]
 
 
-def test_a_parameter_that_is_not_finite_is_named(monkeypatch):
-    trainer = Trainer(small())
+def test_a_parameter_that_is_not_finite_is_named():
+    layer = torch.nn.GRUCell(2, 2)
     with torch.no_grad():
-        trainer.reward.gru.weight_hh[0, 0] = float("inf")
-    with pytest.raises(TrainingDiverged, match=r"reward model's parameter gru\.weight_hh"):
-        trainer._check_finite()
-    trainer.close()
+        layer.weight_hh[0, 0] = float("inf")
+    with pytest.raises(TrainingDiverged, match=r"reward model's parameter weight_hh"):
+        check_finite(layer, "reward model")
 
 
 def test_target_return_ends_a_run_early(tmp_path):

@@ -22,8 +22,8 @@ WINDOW = 100  # episodes a mean return is taken over
 class Timer:
     """Seconds spent in each phase."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = dict(seconds or {})
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:

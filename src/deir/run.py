@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import datetime
 import io
@@ -230,11 +229,12 @@ def _train(trainer: Trainer, run: RunDirectory, listener: Listener | None, rows:
     try:
         with _signals_noted() as signals:
             while not trainer.finished and not _target_reached(row, config):
-                good = copy.deepcopy(trainer.state_dict())
+                trainer.keep()
                 started, frames = time.perf_counter(), trainer.frames
                 try:
                     figures = trainer.iterate()
                 except TrainingDiverged as error:
+                    good = trainer.kept()
                     checkpoint.save(good, checkpoint.path_of(run.checkpoints, int(good["iteration"])))
                     status = f"diverged: {error}"
                     raise UserError(

@@ -73,7 +73,8 @@ class Batch:
     hidden: Tensor | None = None  # [B, H] the model's memory before o_t
     fakes: Rows | Tensor | None = None  # [B, *obs] an observation offered in place of o_{t+1}
     fake_differs: Tensor | None = None  # [B] bool: it does differ from o_{t+1}
-    embeddings: Tensor | None = None  # [B, F] the policy's embeddings of o_{t+1}, as they were before this update
+    embeddings: Tensor | None = None  # [U, F] the policy's embeddings of the rollout's table, before its update
+    embedding_ids: Tensor | None = None  # [B] their row of o_{t+1}
 
 
 def no_indices() -> Tensor:

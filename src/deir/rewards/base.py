@@ -68,7 +68,8 @@ class IntrinsicReward(nn.Module):
                     actions[chosen],
                     rollout.table.rows(next_ids[chosen]),
                     None if hidden is None else hidden[chosen],
-                    embeddings=None if embeddings is None else embeddings[next_ids[chosen]],
+                    embeddings=embeddings,
+                    embedding_ids=None if embeddings is None else next_ids[chosen],
                 )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -13,7 +13,7 @@ from deir.config import Config
 from deir.errors import UserError
 from deir.functional import moments
 from deir.kernels import gru_update
-from deir.networks import Encoder, encoder_kind, gru_gates, gru_memory, gru_scan, head, make_encoder
+from deir.networks import Encoder, encoder_kind, gru_gates, gru_memory, gru_scan, head, make_encoder, weighted_norm
 from deir.patches import ObservationTable, Rows, concatenate
 from deir.rewards.base import OF_ROLLOUT, IntrinsicReward, embed_table
 from deir.types import Batch, Carry, Rollout
@@ -128,6 +128,13 @@ class ForwardModel(nn.Module):
         return 0.5 * (self.head(torch.cat([now, actions], 1)) - then).square().sum(1)
 
 
+def weighted_head(layers: nn.Sequential, x: Tensor, counts: Tensor) -> Tensor:
+    """The head on rows [u, F] of which row i stands counts[i] times in the batch."""
+    for layer in layers:
+        x = weighted_norm(layer, x, counts) if isinstance(layer, nn.BatchNorm1d) else layer(x)
+    return x
+
+
 class RandomDistillation(nn.Module):
     """A trained network predicts a fixed random one; where it fails, observations are new to the agent's lifetime.
 
@@ -205,17 +212,24 @@ class RandomDistillation(nn.Module):
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The error as a mean over outputs too, so that beside another loss it does not use up the gradient's norm."""
-        if self.encoder is None or self.target_encoder is None:
-            assert batch.embeddings is not None
-            inputs, target_inputs = batch.embeddings, batch.embeddings
-        else:
-            inputs = self.encoder(batch.next_observations)
-            with torch.no_grad():
-                target_inputs = self.target_encoder(batch.next_observations)
+        inputs, target_inputs, counts = self.distinct_inputs(batch)
         with torch.no_grad():
             target = self.target(target_inputs)
-        loss = F.mse_loss(self.predictor(inputs), target)
+        errors = (weighted_head(self.predictor, inputs, counts) - target).square().mean(1)  # [u]
+        loss = (counts / counts.sum()).to(errors.dtype) @ errors
         return loss, {"rnd_loss": loss}
+
+    def distinct_inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """What predictor and target read of the batch's distinct o_{t+1}, [u, F] each, and how often each occurs [u]."""
+        if self.encoder is None or self.target_encoder is None:
+            assert batch.embeddings is not None and batch.embedding_ids is not None
+            ids, counts = batch.embedding_ids.unique(return_counts=True)
+            return batch.embeddings[ids], batch.embeddings[ids], counts
+        inputs, inverse = self.encoder.embed_distinct(batch.next_observations)
+        with torch.no_grad():
+            target_inputs, _ = self.target_encoder.embed_distinct(batch.next_observations)
+        rows = torch.arange(len(inputs), device=inputs.device) if inverse is None else inverse
+        return inputs, target_inputs, torch.bincount(rows, minlength=len(inputs))
 
     def state(self) -> dict[str, Any]:
         return self.moments.state_dict()

@@ -1,0 +1,282 @@
+"""The reward model with all that belongs to it, here or in a process of its own.
+
+The policy's and the model's updates do not depend on each other, and Python threads cannot run them side by side: each
+is thousands of small operations. So on a machine with two cores or more the model lives in a second process. The
+trainer hands it a rollout, waits for the rewards, and goes on while the model learns from the same rollout.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from deir.config import Config
+from deir.errors import TrainingDiverged, UserError
+from deir.networks import Encoder, encoder_kind, make_encoder
+from deir.optim import FlatAdam
+from deir.ppo import MeanMetrics
+from deir.rewards import make_reward
+from deir.rewards.base import between_rollouts
+from deir.seeding import derive, torch_generator
+from deir.types import Metrics, Rollout
+
+State = dict[str, Any]
+
+
+class Stage(Protocol):
+    def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
+        """Raw rewards [T, N]; `average` is the running mean of earlier ones, `encoder` the policy's."""
+
+    def begin_update(self) -> None:
+        """Lets the model learn from the rollout just computed."""
+
+    def finish_update(self) -> Metrics: ...
+
+    def keep(self) -> None:
+        """Remembers the present state as the last good one."""
+
+    def kept(self) -> State: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+    def check(self, states_known: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LocalStage:
+    """The reward model in this process."""
+
+    def __init__(self, config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.config = config
+        self.device = torch.device(config.device)
+        torch.manual_seed(derive(config.seed, "init", "reward"))
+        kind = encoder_kind(config.network.encoder, observation_space, images="impala")
+        # a copy of the policy's encoder, refreshed before each rollout for the methods that read it
+        self.encoder = make_encoder(kind, observation_space, config.network.features, config.network.norm).to(
+            self.device
+        )
+        self.reward = make_reward(config, observation_space, action_space, self.encoder).to(self.device)
+        self.optimizer = FlatAdam(self.reward, config.ppo, "reward model") if self.reward.learns else None
+        self.generator = torch_generator(config.seed, "model")
+        self.carry = self.reward.initial_carry(config.env.n_envs)
+        self.rollout: Rollout | None = None
+        self.good: State = {}
+
+    @property
+    def reads_policy(self) -> bool:
+        return any(getattr(module, "policy_encoder", ()) for module in self.reward.modules())
+
+    def check(self, states_known: bool) -> None:
+        self.reward.check(states_known)
+
+    def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
+        if self.reads_policy:
+            self.encoder.load_state_dict(encoder.state_dict())
+        raw, self.carry = self.reward.compute(rollout, self.carry)
+        self.reward.remember(rollout, raw, average)
+        self.rollout = rollout
+        return raw
+
+    def begin_update(self) -> None:
+        """Nothing to do ahead: `finish_update` does the work."""
+
+    def finish_update(self) -> Metrics:
+        config, collected, rollout = self.config.reward, MeanMetrics(), self.rollout
+        if self.optimizer is not None and rollout is not None:
+            self.reward.train()
+            for batch in self.reward.batches(rollout, self.carry, config.epochs, config.minibatch_size, self.generator):
+                loss, metrics = self.reward.loss(batch)
+                self.optimizer.step(loss)
+                collected.add({"model_loss": loss, **metrics})
+            check_finite(self.reward, "reward model")
+        self.carry, self.rollout = between_rollouts(self.carry), None
+        return collected.mean()
+
+    def keep(self) -> None:
+        self.good = copy.deepcopy(self.state_dict())
+
+    def kept(self) -> State:
+        return self.good
+
+    def state_dict(self) -> State:
+        return {
+            "reward": self.reward.state_dict(),
+            "extra": self.reward.extra_state(),
+            "optimizer": self.optimizer.state_dict() if self.optimizer else None,
+            "generator": self.generator.get_state(),
+            "carry": dict(self.carry),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """A carry of None stands for fresh episodes."""
+        self.reward.load_state_dict(state["reward"])
+        self.reward.load_extra_state(state["extra"])
+        if self.optimizer:
+            self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        if state["carry"] is not None:
+            self.carry = {name: tensor.to(self.device) for name, tensor in state["carry"].items()}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def check_finite(network: torch.nn.Module, owner: str) -> None:
+    for name, parameter in network.named_parameters():
+        if not parameter.isfinite().all():
+            raise TrainingDiverged(f"the {owner}'s parameter {name} is not finite")
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors travel as NumPy arrays: PyTorch's own ways are slower for many small ones."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, Tensor):
+            return torch.from_numpy, (thing.detach().numpy(),)
+        return NotImplemented
+
+
+def send(connection: Connection, message: Any) -> None:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(message)
+    connection.send_bytes(buffer.getbuffer())
+
+
+class RemoteStage:
+    """The same in a process of its own: calls go over a socket, one answer for each."""
+
+    def __init__(
+        self, config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], threads: int
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        command = f"from deir.stage import serve; serve({theirs.fileno()}, {threads})"
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", command], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+        )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self.updating = False
+        self._send("start", config, observation_space, action_space)
+        self.reads_policy = bool(self._receive())
+
+    def _send(self, call: str, *arguments: Any) -> None:
+        try:
+            send(self.connection, (call, arguments))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._ended() from None
+
+    def _receive(self) -> Any:
+        try:
+            answer = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise self._ended() from None
+        if isinstance(answer, (TrainingDiverged, UserError)):
+            raise answer
+        return answer
+
+    def _ended(self) -> UserError:
+        return UserError(
+            "the reward model's process has ended; go on with `deir train --resume`, "
+            "with `--reward.no-process` to keep the model in the main process"
+        )
+
+    def _ask(self, call: str, *arguments: Any) -> Any:
+        if self.updating:  # its answer comes first; nobody wants it any more
+            with suppress(TrainingDiverged):
+                self.finish_update()
+        self._send(call, *arguments)
+        return self._receive()
+
+    def check(self, states_known: bool) -> None:
+        self._ask("check", states_known)
+
+    def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
+        return self._ask("compute", rollout, average, encoder.state_dict() if self.reads_policy else None)
+
+    def begin_update(self) -> None:
+        self._send("update")
+        self.updating = True
+
+    def finish_update(self) -> Metrics:
+        self.updating = False
+        return self._receive()
+
+    def keep(self) -> None:
+        self._ask("keep")
+
+    def kept(self) -> State:
+        return self._ask("kept")
+
+    def state_dict(self) -> State:
+        return self._ask("state_dict")
+
+    def load_state_dict(self, state: State) -> None:
+        self._ask("load_state_dict", state)
+
+    def close(self) -> None:
+        self.connection.close()  # the process ends when its end of the socket does
+        self.process.wait()
+
+
+def serve(descriptor: int, threads: int) -> None:
+    """The model's process: answers until the trainer is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    connection = Connection(descriptor)
+    stage: LocalStage | None = None
+    while True:
+        try:
+            call, arguments = pickle.loads(connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            if stage is None:
+                stage = LocalStage(*arguments)
+                answer: Any = stage.reads_policy
+            else:
+                answer = _answer(stage, call, arguments)
+        except (TrainingDiverged, UserError) as problem:
+            answer = problem
+        try:
+            send(connection, answer)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _answer(stage: LocalStage, call: str, arguments: tuple[Any, ...]) -> Any:
+    if call == "compute":
+        rollout, average, encoder_state = arguments
+        if encoder_state is not None:
+            stage.encoder.load_state_dict(encoder_state)
+        return stage.compute(rollout, average, stage.encoder)
+    if call == "update":
+        return stage.finish_update()
+    return getattr(stage, call)(*arguments)
+
+
+def make_stage(
+    config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], threads: int
+) -> Stage:
+    """A process of its own where it pays: a method that learns, on the CPU, with a thread to spare."""
+    apart = config.reward.process and config.method != "none" and config.device == "cpu" and threads > 1
+    if not apart or os.name != "posix":
+        return LocalStage(config, observation_space, action_space)
+    return RemoteStage(config, observation_space, action_space, threads - threads // 2)
