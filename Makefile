@@ -10,6 +10,9 @@ demo: .venv/installed
 test: .venv/installed-dev lint
 	$(BIN)/python -m pytest
 
+bench: .venv/installed-dev
+	$(BIN)/deir bench --whole-run --peers --curves
+
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -130,3 +130,11 @@ def test_evaluate_mistakes(tmp_path, trained):
     assert deir("evaluate", "nowhere", cwd=tmp_path, check=False).returncode == 2
     assert deir("evaluate", str(trained), "--video", "film.avi", cwd=tmp_path, check=False).returncode == 2
     assert deir("evaluate", str(trained), "--episodes", "0", cwd=tmp_path, check=False).returncode == 2
+
+
+def test_several_seeds_at_once(tmp_path):
+    done = deir("train", *TINY, "--seeds", "0-1,4", "--jobs", "2", "--out", "many", cwd=tmp_path)
+    assert {p.name for p in (tmp_path / "many").iterdir() if p.is_dir()} == {"seed0", "seed1", "seed4"}
+    assert "768 frames" in done.stdout
+    assert deir("train", *TINY, "--seeds", "0-1", "--out", "many", cwd=tmp_path, check=False).returncode == 2
+    assert deir("train", *TINY, "--seeds", "3-1", cwd=tmp_path, check=False).returncode == 2

@@ -6,11 +6,15 @@ import torch
 
 from deir.functional import (
     EmaMoments,
+    RunningMean,
     episode_first_positions,
     episodic_min_ratio,
+    episodic_nearest,
     explained_variance,
     gae,
     minibatches,
+    moments,
+    occurrence_ranks,
 )
 
 
@@ -124,3 +128,46 @@ def test_explained_variance():
     assert explained_variance(target, target) == 1.0
     assert explained_variance(torch.zeros(3), target) == pytest.approx(0.0)
     assert explained_variance(target, torch.ones(3)) == 0.0
+
+
+def test_nearest_keys_of_the_episode_equal_a_naive_search():
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = torch.rand(9, 2, 4, generator=generator), torch.rand(12, 2, 4, generator=generator)
+    first = torch.tensor([[0, 2]] * 4 + [[7, 2]] * 5)
+    last = torch.arange(9) + 3
+    found = episodic_nearest(queries, keys, first, last, 3, chunk=4)
+    for t in range(9):
+        for n in range(2):
+            rows = keys[int(first[t, n]) : int(last[t]) + 1, n]
+            expected = (rows - queries[t, n]).square().sum(1).sort().values[:3]
+            expected = torch.cat([expected, torch.full((3 - len(expected),), torch.inf)])
+            torch.testing.assert_close(found[t, n].float(), expected)
+
+
+def test_total_moments_are_those_of_everything_seen():
+    total = moments(None)
+    parts = [torch.rand(k) * 5 + k for k in (3, 1, 40)]
+    for k, part in enumerate(parts):
+        total.update(part)
+        total.update(part[:0])
+        if k == 1:
+            state, total = total.state_dict(), moments(None)
+            total.load_state_dict(state)
+    everything = torch.cat(parts).double()
+    assert total.mean == pytest.approx(float(everything.mean()))
+    assert total.var == pytest.approx(float(everything.var(unbiased=False)))
+    assert type(moments(0.9)) is EmaMoments
+
+
+@pytest.mark.parametrize(("momentum", "expected"), [(0.5, [4.0, 4.0, 3.0, 4.5]), (None, [4.0, 4.0, 3.0, 4.0])])
+def test_running_mean_begins_with_the_first_value_and_passes_over_gaps(momentum, expected):
+    mean = RunningMean(momentum)
+    assert mean.scan(torch.tensor([4.0, torch.nan])).tolist() == expected[:2]
+    again = RunningMean(momentum)
+    again.load_state_dict(mean.state_dict())
+    assert again.scan(torch.tensor([2.0, 6.0])).tolist() == expected[2:]
+
+
+def test_occurrence_ranks_count_what_came_before():
+    assert occurrence_ranks(torch.tensor([5, -1, 5, 5, -1, 7])).tolist() == [0, 0, 1, 2, 1, 0]
+    assert occurrence_ranks(torch.zeros(0, dtype=torch.int64)).tolist() == []

@@ -159,7 +159,7 @@ def test_batches_hold_the_genuine_transitions_of_every_epoch(method, late_resets
     for batch in model.batches(rollout, carry, 2, 20, torch.Generator().manual_seed(0)):
         found += names(batch.observations.gather(), batch.actions, batch.next_observations.gather())
         if method in WITH_RND:
-            embeddings = batch.embeddings[batch.embedding_ids]
+            embeddings = batch.embeddings[batch.next_ids]
             for view, embedding in zip(batch.next_observations.gather(), embeddings, strict=True):
                 torch.testing.assert_close(embedding, policy_embedding(model, rollout, view), rtol=1e-3, atol=1e-3)
     assert Counter(found) == Counter(expected * 2)
@@ -460,7 +460,7 @@ def rnd_loss(model, batch):
         views = batch.next_observations.gather()
         inputs, target_inputs = model.rnd.encoder.plain(views), model.rnd.target_encoder.plain(views)
     else:
-        inputs = target_inputs = batch.embeddings[batch.embedding_ids]
+        inputs = target_inputs = batch.embeddings[batch.next_ids]
     return F.mse_loss(model.rnd.predictor(inputs), model.rnd.target(target_inputs))
 
 

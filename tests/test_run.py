@@ -95,9 +95,12 @@ def test_run_directory_is_complete_and_its_config_repeats_the_run(tmp_path):
         {"env": {"noise": 0.1}},
         {"env": {"view_size": 3, "invisible_obstacles": True}},
         {"method": "none"},
+        {"method": "ngu"},
+        {"method": "noveld"},
+        {"method": "count"},
         {"ppo": {**SMALL["ppo"], "truncation": "bootstrap"}},
     ],
-    ids=["plain", "noise", "view3", "none", "bootstrap"],
+    ids=["plain", "noise", "view3", "none", "ngu", "noveld", "count", "bootstrap"],
 )
 def test_resumed_minigrid_run_equals_an_uninterrupted_one_to_the_last_bit(tmp_path, variant):
     run.start(small(**variant), tmp_path / "whole")

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ USAGE = """deir: train agents that explore.
   deir train --resume RUN         go on from the last checkpoint
   deir evaluate RUN               episodes of a trained agent, with --video FILE.mp4 a film of them
   deir list envs|methods|presets  what there is
+  deir bench                      speed, memory and efficiency on this machine
 """
 
 
@@ -35,6 +37,10 @@ class Train(Config):
     """YAML file with configuration keys, such as the config.yaml of a run."""
     resume: Path | None = None
     """Run directory to go on with from its last checkpoint; --steps may lengthen it."""
+    seeds: str | None = None
+    """Several runs, one for each seed: 0-3, or 1,5,7."""
+    jobs: int = 1
+    """With --seeds: runs at the same time, one thread each."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,9 @@ def train(argv: list[str]) -> None:
     config = _config_only(args)
     from deir import run
 
+    if args.seeds:
+        _train_seeds(args, config)
+        return
     if args.resume:
         changes = _changes(run.load_config(args.resume, "resume"), config)
         with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
@@ -125,6 +134,30 @@ def train(argv: list[str]) -> None:
         with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
             path, row = _guarded(lambda: run.start(config, out, display), out)
         _finish(config, path, row)
+
+
+def _train_seeds(args: Train, config: Config) -> None:
+    """Single-thread runs side by side waste nothing on balance between threads."""
+    from deir import run
+    from deir.experiments.pool import Job, parse_seeds, run_all
+
+    if args.resume:
+        raise UserError("seeds: --resume goes on with one run; leave --seeds out")
+    if args.jobs < 1:
+        raise invalid("jobs", args.jobs, "a whole number above 0")
+    run.validate(config)
+    wanted = [dataclasses.replace(config, seed=seed) for seed in parse_seeds(args.seeds or "")]
+    places = [args.out / f"seed{c.seed}" if args.out else run.default_directory(c) for c in wanted]
+    for place in places:
+        run.check_vacant(place)
+    begin = time.perf_counter()
+    jobs = [Job(c, place) for c, place in zip(wanted, places, strict=True)]
+    failed = run_all(jobs, args.jobs)
+    frames = sum(run.frames_done(job.out) or 0 for job in jobs)
+    seconds = time.perf_counter() - begin
+    print(f"{frames:,} frames in {seconds:.0f} s: {frames / seconds:,.0f} frames/s in total")
+    if failed:
+        raise UserError(f"{len(failed)} runs failed: {', '.join(f'{job.out}.log' for job in failed)} tells why")
 
 
 def _guarded(job: Any, path: Path) -> Any:
@@ -197,7 +230,13 @@ def show_list(argv: list[str]) -> None:
     {"envs": print_envs, "methods": print_methods, "presets": print_presets}[args.what]()
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list}
+def bench(argv: list[str]) -> None:
+    from deir.experiments.bench import Bench, run
+
+    run(tyro.cli(Bench, args=argv, prog="deir bench"))
+
+
+COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list, "bench": bench}
 
 
 def main() -> None:

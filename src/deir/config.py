@@ -158,7 +158,7 @@ class RndConfig:
     """Random distillation: of RND, NovelD, and the lifelong factor of NGU and deir+rnd."""
 
     mlp: int | None = None
-    """Width of target and predictor; twice the width of other heads when not given."""
+    """Width of the hidden layers, half of it of the outputs; twice the width of other heads when not given."""
     normalize_error: bool = False
     """Normalise the prediction error by its mean and deviation before it is used."""
     error_momentum: float | None = None
@@ -406,8 +406,8 @@ def check(config: Config) -> None:
         "reward.deir.mlp": reward.deir.mlp,
         "reward.rnd.mlp": reward.rnd.mlp,
     }.items():
-        if width is not None and width < 1:
-            raise invalid(name, width, "a whole number above 0")
+        if width is not None and width < 2:
+            raise invalid(name, width, "a whole number of at least 2")
     if env.view_size is not None and (env.view_size < 3 or env.view_size % 2 == 0):
         raise invalid("env.view_size", env.view_size, "an odd number of at least 3, such as 3, 5, 7 or 9")
     if env.max_steps is not None and env.max_steps < 1:

@@ -73,8 +73,9 @@ class Batch:
     hidden: Tensor | None = None  # [B, H] the model's memory before o_t
     fakes: Rows | Tensor | None = None  # [B, *obs] an observation offered in place of o_{t+1}
     fake_differs: Tensor | None = None  # [B] bool: it does differ from o_{t+1}
-    embeddings: Tensor | None = None  # [U, F] the policy's embeddings of the rollout's table, before its update
-    embedding_ids: Tensor | None = None  # [B] their row of o_{t+1}
+    next_ids: Tensor | None = None  # [B] the rollout's table row of o_{t+1}, which counts in the two below
+    embeddings: Tensor | None = None  # [U, F] the policy's embeddings of the table, as they were before its update
+    targets: Tensor | None = None  # [U, G] what random distillation predicts of the table
 
 
 def no_indices() -> Tensor:

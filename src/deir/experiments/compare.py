@@ -17,9 +17,9 @@ import numpy as np
 import tyro
 
 from deir.config import load_yaml
-from deir.errors import UserError, invalid
+from deir.errors import UserError
 from deir.experiments.figures import compare_curves
-from deir.experiments.pool import Job, run_all
+from deir.experiments.pool import Job, parse_seeds, run_all
 from deir.run import configure, validate
 
 COLUMNS = ("frames", "seconds", "return_mean", "success_rate", "episode_length_mean", "intrinsic_reward_mean")
@@ -33,18 +33,6 @@ class Arguments:
     """Runs at the same time, one thread each."""
     runs: Path = Path("runs/compare")
     """Where the runs go."""
-
-
-def parse_seeds(text: str) -> list[int]:
-    """'0-3' -> [0, 1, 2, 3]; '1,5' -> [1, 5]"""
-    try:
-        parts = [part.split("-") for part in text.split(",")]
-        seeds = [seed for part in parts for seed in range(int(part[0]), int(part[-1]) + 1)]
-    except ValueError:
-        raise invalid("seeds", text, "whole numbers such as 0-3 or 1,5,7") from None
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise invalid("seeds", text, "a rising range such as 0-3, or distinct numbers")
-    return seeds
 
 
 def jobs_of(plan: dict[str, Any], runs: Path) -> list[tuple[str, int, Job]]:

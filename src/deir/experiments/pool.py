@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deir.config import Config, save_yaml
+from deir.errors import invalid
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,18 @@ class Job:
     @property
     def resumable(self) -> bool:
         return any((self.out / "checkpoints").glob("*.safetensors"))
+
+
+def parse_seeds(text: str) -> list[int]:
+    """'0-3' -> [0, 1, 2, 3]; '1,5' -> [1, 5]"""
+    try:
+        parts = [part.split("-") for part in text.split(",")]
+        seeds = [seed for part in parts for seed in range(int(part[0]), int(part[-1]) + 1)]
+    except ValueError:
+        raise invalid("seeds", text, "whole numbers such as 0-3 or 1,5,7") from None
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise invalid("seeds", text, "a rising range such as 0-3, or distinct numbers")
+    return seeds
 
 
 def run_all(jobs: list[Job], workers: int, report: Callable[[str], None] = print) -> list[Job]:

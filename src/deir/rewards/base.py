@@ -60,7 +60,7 @@ class IntrinsicReward(nn.Module):
         indices, ids, next_ids = rollout.valid_indices(), rollout.ids[:-1].flatten(), rollout.next_ids.flatten()
         actions, memories = rollout.actions.flatten(), self.memories(carry)
         hidden = None if memories is None else memories.flatten(0, 1)
-        embeddings = carry.get(f"{OF_ROLLOUT}embeddings")  # [U, F]
+        embeddings, targets = (carry.get(f"{OF_ROLLOUT}{name}") for name in ("embeddings", "targets"))
         for _ in range(epochs):
             for chosen in minibatches(indices, size, generator):
                 yield Batch(
@@ -68,8 +68,9 @@ class IntrinsicReward(nn.Module):
                     actions[chosen],
                     rollout.table.rows(next_ids[chosen]),
                     None if hidden is None else hidden[chosen],
+                    next_ids=next_ids[chosen],
                     embeddings=embeddings,
-                    embedding_ids=None if embeddings is None else next_ids[chosen],
+                    targets=targets,
                 )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

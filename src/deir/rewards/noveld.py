@@ -34,11 +34,11 @@ class Noveld(Rnd):
 
     @torch.no_grad()
     def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        embeddings = self.rnd.embeddings(rollout)  # [U, F]
-        novelty = self.rnd.normalized(self.rnd.errors(rollout.table, embeddings).sqrt(), rollout)  # [U]
+        errors, for_update = self.rnd.errors(rollout)
+        novelty = self.rnd.normalized(errors.sqrt(), rollout)  # [U]
         gain = novelty[rollout.next_ids] - self.options.alpha * novelty[rollout.ids[:-1]]  # [T, N]
         first, history = self.first_visits(rollout, EpisodicHistory.from_tensors(carry))
-        return gain.clamp(min=0) * first, {**self.rnd.carried(embeddings), **history.tensors()}
+        return gain.clamp(min=0) * first, {**for_update, **history.tensors()}
 
     def first_visits(self, rollout: Rollout, history: EpisodicHistory) -> tuple[Tensor, EpisodicHistory]:
         """[T, N] bool: o_{t+1}, or the state behind it, is none of those at 0 … t. An unknown state is no visit."""

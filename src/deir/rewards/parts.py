@@ -14,7 +14,7 @@ from deir.errors import UserError
 from deir.functional import moments
 from deir.kernels import gru_update
 from deir.networks import Encoder, encoder_kind, gru_gates, gru_memory, gru_scan, head, make_encoder, weighted_norm
-from deir.patches import ObservationTable, Rows, concatenate
+from deir.patches import Rows, concatenate
 from deir.rewards.base import OF_ROLLOUT, IntrinsicReward, embed_table
 from deir.types import Batch, Carry, Rollout
 
@@ -156,8 +156,8 @@ class RandomDistillation(nn.Module):
             raise UserError("reward.embeddings: 'policy' needs a policy's encoder, expected 'own' without one")
         else:
             self.policy_encoder, features = (policy_encoder,), policy_encoder.features
-        self.target = head(norm, [features, width, width])
-        self.predictor = head(norm, [features, width, width, width])
+        self.target = head(norm, [features, width, width // 2])
+        self.predictor = head(norm, [features, width, width, width // 2])
         for fixed in self.fixed():
             fixed.requires_grad_(False)
         self.moments = moments(self.options.error_momentum)
@@ -173,28 +173,28 @@ class RandomDistillation(nn.Module):
             fixed.eval()
         return self
 
-    def embeddings(self, rollout: Rollout) -> Tensor | None:
-        """The policy's embeddings of all observations [U, F], if it is those that are read.
+    def policy_embeddings(self, rollout: Rollout) -> Tensor:
+        """(e - μ)/σ of the policy's embeddings by the rollout's own moments, cut at ±5, as RND treats observations.
 
-        (e - μ)/σ by the rollout's own moments, cut at ±5: what RND does with its observations. The scale of the
-        policy's embeddings moves as it learns, most of all with its first update, and the error would follow it.
+        Their scale moves as the policy learns, most of all with its first update, and the error would follow it. [U, F]
         """
-        if not self.policy_encoder:
-            return None
         embeddings = embed_table(self.policy_encoder[0], rollout.table)
         variance, mean = torch.var_mean(embeddings[rollout.next_ids.flatten()], 0, correction=0)
         return ((embeddings - mean) / (variance.sqrt() + 1e-5)).clamp(-INPUT_LIMIT, INPUT_LIMIT)
 
     @torch.no_grad()
-    def errors(self, table: ObservationTable, embeddings: Tensor | None) -> Tensor:
-        """|g(o) - ĝ(o)|² of every observation of the table. [U]"""
+    def errors(self, rollout: Rollout) -> tuple[Tensor, Carry]:
+        """|g(o) - ĝ(o)|² of every observation of the table [U], and what the update needs."""
         self.eval()
         if self.encoder is None or self.target_encoder is None:
-            assert embeddings is not None
-            inputs, target_inputs = embeddings, embeddings
+            inputs = self.policy_embeddings(rollout)
+            targets = self.target(inputs)
+            carry = {f"{OF_ROLLOUT}embeddings": inputs}
         else:
-            inputs, target_inputs = embed_table(self.encoder, table), embed_table(self.target_encoder, table)
-        return (self.predictor(inputs) - self.target(target_inputs)).square().sum(1)
+            inputs = embed_table(self.encoder, rollout.table)
+            targets = self.target(embed_table(self.target_encoder, rollout.table))
+            carry = {}
+        return (self.predictor(inputs) - targets).square().sum(1), {**carry, f"{OF_ROLLOUT}targets": targets}
 
     def normalized(self, errors: Tensor, rollout: Rollout) -> Tensor:
         """(e - μ)/σ by the moments over this and earlier rollouts' steps. errors: [U]"""
@@ -203,33 +203,30 @@ class RandomDistillation(nn.Module):
 
     def lifelong_factor(self, rollout: Rollout) -> tuple[Tensor, Carry]:
         """min{max{1 + (e - μ)/σ, 1}, L} of o_{t+1} [T, N], and what the update needs."""
-        embeddings = self.embeddings(rollout)
-        errors = self.normalized(self.errors(rollout.table, embeddings), rollout)
-        return (1 + errors).clamp(1, self.options.max_factor)[rollout.next_ids], self.carried(embeddings)
-
-    def carried(self, embeddings: Tensor | None) -> Carry:
-        return {} if embeddings is None else {f"{OF_ROLLOUT}embeddings": embeddings}
+        errors, carry = self.errors(rollout)
+        factors = (1 + self.normalized(errors, rollout)).clamp(1, self.options.max_factor)
+        return factors[rollout.next_ids], carry
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The error as a mean over outputs too, so that beside another loss it does not use up the gradient's norm."""
-        inputs, target_inputs, counts = self.distinct_inputs(batch)
-        with torch.no_grad():
-            target = self.target(target_inputs)
-        errors = (weighted_head(self.predictor, inputs, counts) - target).square().mean(1)  # [u]
+        assert batch.targets is not None
+        inputs, ids, counts = self.distinct_inputs(batch)
+        errors = (weighted_head(self.predictor, inputs, counts) - batch.targets[ids]).square().mean(1)  # [u]
         loss = (counts / counts.sum()).to(errors.dtype) @ errors
         return loss, {"rnd_loss": loss}
 
     def distinct_inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """What predictor and target read of the batch's distinct o_{t+1}, [u, F] each, and how often each occurs [u]."""
-        if self.encoder is None or self.target_encoder is None:
-            assert batch.embeddings is not None and batch.embedding_ids is not None
-            ids, counts = batch.embedding_ids.unique(return_counts=True)
-            return batch.embeddings[ids], batch.embeddings[ids], counts
+        """Of the batch's distinct o_{t+1}: what the predictor reads [u, F], their table rows [u], their numbers [u]."""
+        assert batch.next_ids is not None
+        if self.encoder is None:
+            assert batch.embeddings is not None
+            ids, counts = batch.next_ids.unique(return_counts=True)
+            return batch.embeddings[ids], ids, counts
         inputs, inverse = self.encoder.embed_distinct(batch.next_observations)
-        with torch.no_grad():
-            target_inputs, _ = self.target_encoder.embed_distinct(batch.next_observations)
-        rows = torch.arange(len(inputs), device=inputs.device) if inverse is None else inverse
-        return inputs, target_inputs, torch.bincount(rows, minlength=len(inputs))
+        if inverse is None:
+            return inputs, batch.next_ids, torch.ones_like(batch.next_ids)
+        ids = batch.next_ids.new_empty(len(inputs)).scatter_(0, inverse, batch.next_ids)
+        return inputs, ids, torch.bincount(inverse, minlength=len(inputs))
 
     def state(self) -> dict[str, Any]:
         return self.moments.state_dict()

@@ -28,9 +28,8 @@ class Rnd(IntrinsicReward):
 
     @torch.no_grad()
     def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        embeddings = self.rnd.embeddings(rollout)  # [U, F]
-        errors = self.rnd.normalized(self.rnd.errors(rollout.table, embeddings), rollout)  # [U]
-        return errors[rollout.next_ids] * rollout.valid, self.rnd.carried(embeddings)
+        errors, carry = self.rnd.errors(rollout)  # [U]
+        return self.rnd.normalized(errors, rollout)[rollout.next_ids] * rollout.valid, carry
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.rnd.loss(batch)

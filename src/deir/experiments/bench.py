@@ -1,0 +1,308 @@
+"""`deir bench`: frames/s, time by phase, memory, and how that compares with what the machine could do at best.
+
+efficiency = frames/s × arithmetic of the plain algorithm per frame ÷ the machine's measured peak
+
+The arithmetic is counted from the layers' shapes on the plain path: one encoder pass for each use of an observation,
+forward once and backward twice, all epochs. Above 1, training is faster than the plain algorithm would be if every core
+did nothing but matrix products. Every pair runs in a process of its own, so that its memory is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
+
+from deir.config import Config
+from deir.envs import make_envs
+from deir.errors import UserError, invalid
+from deir.patches import tabulate
+from deir.policy import Policy
+from deir.run import configure, validate
+from deir.stage import LocalStage
+from deir.trainer import PHASES, Trainer, available_threads
+from deir.types import Rollout, no_indices
+
+PAIRS = (
+    ("DoorKey-8x8", "deir"),
+    ("DoorKey-8x8", "none"),
+    ("KeyCorridorS6R3", "deir"),
+    ("ObstructedMaze-Full", "deir"),
+)
+ENVS_CURVE = (1, 4, 16, 64, 256)
+LENGTH_CURVE = (100, 500, 1000, 5000)
+QUEUE_CURVE = (10_000, 100_000, 1_000_000)
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure speed, memory and efficiency."""
+
+    pairs: tuple[str, ...] = ()
+    """Pairs to measure, as ENV/METHOD (a preset may follow: ObstructedMaze-Full/deir/minigrid)."""
+    iterations: int = 5
+    """Iterations measured after two for warming up."""
+    whole_run: bool = False
+    """Also train DEIR on DoorKey-8x8 for 200k frames: fresh, half-trained, trained, and the average."""
+    curves: bool = False
+    """Also frames/s against environments, episode length and queue size."""
+    peers: bool = False
+    """Also stable-baselines3's PPO and sb3-contrib's RecurrentPPO on the same task (development extras)."""
+    json: Path | None = None
+    """Write all figures to this file."""
+
+
+def peak_gflops(threads: int, size: int = 1024, repeats: int = 15) -> float:
+    """Matrix products in single precision with all threads, the best of several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    a, b, best = torch.randn(size, size), torch.randn(size, size), float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - begin)
+    torch.set_num_threads(before)
+    return 2 * size**3 / best / 1e9
+
+
+def plain_mflop_per_frame(config: Config) -> float:
+    """Arithmetic of one frame: acting, rewarding, and every epoch of both updates (backward is twice forward)."""
+    envs = make_envs(config.env, 0)
+    spaces = envs.observation_space, envs.action_space
+    envs.close()
+    policy = Policy(*spaces, config.network)
+    count = 8
+    observations = torch.from_numpy(np.stack([spaces[0].sample() for _ in range(count)]))
+    forward = _flops(lambda: policy(observations, policy.initial_hidden(count))) / count
+    total = forward + 3 * config.ppo.epochs * forward
+    stage = LocalStage(config, *spaces)
+    if stage.reward.learns:
+        rollout = _plain_rollout(observations, int(spaces[1].n))  # type: ignore[attr-defined]
+        stage.carry = stage.reward.initial_carry(count)
+        used: list[float] = []
+        used.append(_flops(lambda: stage.compute(rollout, 0.0, policy.encoder)) / count)
+        stage.reward.train()
+        batch = next(iter(stage.reward.batches(rollout, stage.carry, 1, count, stage.generator)))
+        total += used[0] + 3 * config.reward.epochs * _flops(lambda: stage.reward.loss(batch)) / count
+    return total / 1e6
+
+
+def _plain_rollout(observations: torch.Tensor, n_actions: int) -> Rollout:
+    """One step of every environment, with observations that are not taken to repeat."""
+    count = len(observations)
+    table, names = tabulate(torch.cat([observations, observations]), False)
+    no = torch.zeros(1, count, dtype=torch.bool)
+    starts = torch.tensor([[True], [False]]).repeat(1, count)
+    actions = torch.arange(count)[None] % n_actions
+    states = torch.arange(2 * count).view(2, count)
+    return Rollout(
+        table,
+        names.view(2, count),
+        starts,
+        actions,
+        torch.zeros(1, count),
+        no,
+        no,
+        ~no,
+        no_indices(),
+        no_indices(),
+        states,
+    )
+
+
+def _flops(job: Any) -> float:
+    with FlopCounterMode(display=False) as counter:
+        job()
+    return float(counter.get_total_flops())
+
+
+def _memory_mb() -> dict[str, float]:
+    """Largest resident memory of this process and of its largest child."""
+    own, children = (
+        resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return {"memory_mb": own, "largest_child_mb": children}
+
+
+def measure(overrides: dict[str, Any], iterations: int) -> dict[str, Any]:
+    """One pair, in this process."""
+    config = configure(overrides)
+    trainer = Trainer(config)
+    for _ in range(WARM_UP):
+        trainer.iterate()
+    frames, begin = trainer.frames, time.perf_counter()
+    rows = [trainer.iterate() for _ in range(iterations)]
+    seconds = time.perf_counter() - begin
+    frames = trainer.frames - frames
+    trainer.close()
+    phases = {phase: float(np.mean([row[f"seconds_{phase}"] or 0.0 for row in rows])) for phase in PHASES}
+    phases["rest"] = max(0.0, seconds / iterations - sum(phases.values()))
+    return {
+        "env": config.env.id,
+        "method": config.method,
+        "preset": config.preset,
+        "fps": frames / seconds,
+        "phases": phases,
+        **_memory_mb(),
+        "mflop_per_frame": plain_mflop_per_frame(config),
+    }
+
+
+def measure_run(overrides: dict[str, Any]) -> dict[str, Any]:
+    """A whole run: frames/s of its first, middle and last iterations, and the average."""
+    config = configure(overrides)
+    trainer = Trainer(config)
+    begin, rows, frames, seconds = time.perf_counter(), [], [0], [0.0]
+    while not trainer.finished:
+        rows.append(trainer.iterate())
+        frames.append(trainer.frames)
+        seconds.append(time.perf_counter() - begin)
+    trainer.close()
+
+    def speed(first: int, last: int) -> float:
+        return (frames[last] - frames[first]) / (seconds[last] - seconds[first])
+
+    middle, end = len(rows) // 2, len(rows)
+    return {
+        "env": config.env.id,
+        "method": config.method,
+        "preset": config.preset,
+        "fps": speed(0, end),
+        "fps_fresh": speed(1, 5),
+        "fps_half_trained": speed(middle - 2, middle + 2),
+        "fps_trained": speed(end - 4, end),
+        "frames": frames[-1],
+        "final_return": rows[-1]["return_mean"],
+        "phases": {phase: float(np.mean([row[f"seconds_{phase}"] or 0.0 for row in rows])) for phase in PHASES},
+        **_memory_mb(),
+        "mflop_per_frame": plain_mflop_per_frame(config),
+    }
+
+
+def measure_peer(name: str, env_id: str, iterations: int) -> dict[str, Any]:
+    from deir.experiments.peers import frames_per_second
+
+    fps = frames_per_second(name, env_id, iterations, available_threads(None))
+    return {"env": env_id, "method": name, "fps": fps, **_memory_mb()}
+
+
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "measure": measure,
+    "measure_run": measure_run,
+    "measure_peer": measure_peer,
+}
+
+
+def _in_own_process(job: str, *arguments: Any) -> dict[str, Any]:
+    command = [sys.executable, "-m", "deir.experiments.bench", json.dumps([job, arguments])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"bench: {job} {arguments} failed:\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _with_efficiency(figures: dict[str, Any], threads: int) -> dict[str, Any]:
+    """The peak is measured right beside each pair, since machines change their speed."""
+    peak = peak_gflops(threads)
+    if "mflop_per_frame" not in figures:
+        return {**figures, "peak_gflops": peak}
+    return {**figures, "peak_gflops": peak, "efficiency": figures["fps"] * figures["mflop_per_frame"] / peak / 1e3}
+
+
+def parse_pair(text: str) -> dict[str, Any]:
+    env, *rest = text.rsplit("/", 2) if text.count("/") >= 2 else text.split("/")
+    if not env or not rest:
+        raise invalid("pairs", text, "ENV/METHOD, such as DoorKey-8x8/deir")
+    return {"env": {"id": env}, "method": rest[0], **({"preset": rest[1]} if len(rest) > 1 else {})}
+
+
+def run(args: Bench) -> None:
+    if args.iterations < 1:
+        raise invalid("iterations", args.iterations, "a whole number above 0")
+    threads = available_threads(None)
+    wanted = [parse_pair(text) for text in args.pairs] or [{"env": {"id": env}, "method": m} for env, m in PAIRS]
+    for overrides in wanted:
+        validate(configure(overrides))
+    results: list[dict[str, Any]] = []
+
+    def add(kind: str, job: str, *arguments: Any, **labels: Any) -> None:
+        figures = _with_efficiency(_in_own_process(job, *arguments), threads)
+        results.append({"kind": kind, **labels, **figures})
+        print(_line(results[-1]), flush=True)
+
+    for overrides in wanted:
+        add("pair", "measure", overrides, args.iterations)
+    if args.whole_run:
+        add("whole run", "measure_run", {"env": {"id": "DoorKey-8x8"}})
+    if args.peers:
+        for peer in ("stable-baselines3 PPO", "sb3-contrib RecurrentPPO"):
+            add("peer", "measure_peer", peer, "MiniGrid-DoorKey-8x8-v0", max(1, args.iterations // 2))
+    if args.curves:
+        _curves(add, args.iterations)
+    _print_table(results, threads)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _curves(add: Any, iterations: int) -> None:
+    for n_envs in ENVS_CURVE:
+        overrides = {"env": {"id": "DoorKey-8x8", "n_envs": n_envs}}
+        add("environments", "measure", overrides, iterations, environments=n_envs)
+    for length in LENGTH_CURVE:  # without a goal in reach, so that every episode is as long as it may be
+        overrides = {"env": {"id": "DoorKey-16x16", "max_steps": length}}
+        add("episode length", "measure", overrides, max(iterations, 2 + length // 512), episode_length=length)
+    for size in QUEUE_CURVE:
+        add("queue size", "measure", {"reward": {"deir": {"queue_size": size}}}, iterations, queue_size=size)
+
+
+def _line(figures: dict[str, Any]) -> str:
+    extra = [f"{k} {figures[k]:,}" for k in ("environments", "episode_length", "queue_size") if k in figures]
+    efficiency = f"  efficiency {figures['efficiency']:.2f}" if "efficiency" in figures else ""
+    name = " ".join([figures["env"], figures["method"], *extra])
+    return f"{name:60s} {figures['fps']:>8,.0f} frames/s{efficiency}"
+
+
+def _print_table(results: list[dict[str, Any]], threads: int) -> None:
+    table = Table(title=f"{threads} threads", title_justify="left")
+    columns = [
+        "what",
+        "env",
+        "method",
+        "frames/s",
+        "MFLOP/frame",
+        "peak GFLOP/s",
+        "efficiency",
+        "MB",
+        "phases (s an iteration)",
+    ]
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for r in results:
+        phases = " ".join(f"{name} {seconds:.2f}" for name, seconds in r.get("phases", {}).items())
+        mflop = f"{r['mflop_per_frame']:.1f}" if "mflop_per_frame" in r else ""
+        efficiency = f"{r['efficiency']:.2f}" if "efficiency" in r else ""
+        table.add_row(
+            r["kind"], r["env"], r["method"], f"{r['fps']:,.0f}", mflop, f"{r['peak_gflops']:.0f}", efficiency,
+            f"{r['memory_mb']:.0f}", phases,
+        )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    name, arguments = json.loads(sys.argv[1])
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    print(json.dumps(JOBS[name](*arguments)))
