@@ -45,6 +45,11 @@ PAIRS = (
 ENVS_CURVE = (1, 4, 16, 64, 256)
 LENGTH_CURVE = (100, 500, 1000, 5000)
 QUEUE_CURVE = (10_000, 100_000, 1_000_000)
+VARIANTS = {
+    "3x3 view": {"env": {"view_size": 3}},
+    "noise 0.1": {"env": {"noise": 0.1}},
+    "model in the main process": {"reward": {"process": False}, "threads": 1},
+}
 WARM_UP = 2
 
 
@@ -59,7 +64,7 @@ class Bench:
     whole_run: bool = False
     """Also train DEIR on DoorKey-8x8 for 200k frames: fresh, half-trained, trained, and the average."""
     curves: bool = False
-    """Also frames/s against environments, episode length and queue size."""
+    """Also frames/s of variants, and against environments, episode length and queue size."""
     peers: bool = False
     """Also stable-baselines3's PPO and sb3-contrib's RecurrentPPO on the same task (development extras)."""
     json: Path | None = None
@@ -259,6 +264,8 @@ def run(args: Bench) -> None:
 
 
 def _curves(add: Any, iterations: int) -> None:
+    for label, overrides in VARIANTS.items():
+        add("variant", "measure", overrides, iterations, variant=label)
     for n_envs in ENVS_CURVE:
         overrides = {"env": {"id": "DoorKey-8x8", "n_envs": n_envs}}
         add("environments", "measure", overrides, iterations, environments=n_envs)
@@ -271,6 +278,7 @@ def _curves(add: Any, iterations: int) -> None:
 
 def _line(figures: dict[str, Any]) -> str:
     extra = [f"{k} {figures[k]:,}" for k in ("environments", "episode_length", "queue_size") if k in figures]
+    extra += [figures["variant"]] if "variant" in figures else []
     efficiency = f"  efficiency {figures['efficiency']:.2f}" if "efficiency" in figures else ""
     name = " ".join([figures["env"], figures["method"], *extra])
     return f"{name:60s} {figures['fps']:>8,.0f} frames/s{efficiency}"
