@@ -5,7 +5,7 @@ Every encoder is called with a tensor [B, *obs] (images in height-width-channel 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -99,56 +99,68 @@ class GridEncoder(Encoder):
         A 2x2 patch's convolution is the sum of its four corners' products, so each smaller patch is multiplied with
         the four corners of the kernel once, and a larger patch is a sum of four rows; likewise the linear layer.
         """
-        x = weighted_norm(self.input_norm, plan.cells.to(self.linear.weight.dtype), plan.cell_counts)  # [C, channels]
+        dtype = self.linear.weight.dtype
+        cells = Share(plan.cell_share.to(dtype), plan.cell_total)
+        x = weighted_norm(self.input_norm, plan.cells.to(dtype), None, cells)  # [C, channels]
         x = torch.cat([x, torch.zeros_like(x[:1])])  # padding
-        for conv, norm, corners, counts in zip(self.convs, self.norms, plan.corners, plan.counts, strict=True):
-            assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+        for conv, norm, layer in zip(self.convs, self.norms, plan.layers, strict=True):
+            assert isinstance(conv, nn.Conv2d)
             kernel = conv.weight.permute(1, 2, 3, 0).flatten(1)  # [in, 4*out]
             products = (x @ kernel).view(-1, conv.out_channels)  # [4*P_below, out]
-            x = weighted_norm_then_relu(norm, gather_sum(products, corners) + conv.bias, counts)  # [P, out]
+            share = Share(layer.share.to(dtype), layer.total)
+            x = weighted_norm_then_relu(norm, gather_sum(products, layer.corners), conv.bias, share)  # [P, out]
         weights = self.linear.weight.view(self.features, x.shape[1], -1).permute(2, 1, 0)  # [positions, C, features]
         placed = x.index_select(0, plan.placed.flatten()).view(*plan.placed.shape, -1)  # [positions, G, C]
         products = torch.bmm(placed, weights).flatten(0, 1)  # [positions*G, features]
-        x = gather_sum(products, plan.placed_of_observation) + self.linear.bias
-        return weighted_norm_then_relu(self.output_norm, x, plan.observation_counts)
+        share = Share(plan.observation_share.to(dtype), len(plan.inverse))
+        x = gather_sum(products, plan.placed_of_observation)
+        return weighted_norm_then_relu(self.output_norm, x, self.linear.bias, share)
 
 
 def grid_padding(shape: tuple[int, ...]) -> int:
     return 1 if min(shape[:2]) < 4 else 0
 
 
-def weighted_norm(norm: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
-    """Batch normalisation of rows [P, C] of which row p occurs counts[p] times in the batch."""
-    if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
-        return norm(x)
-    if not norm.training:
+class Share(NamedTuple):
+    """How a batch is made of rows."""
+
+    of_rows: Tensor  # [P] what part of the batch each row makes up
+    total: int  # rows in the batch, repeated ones counted
+
+
+def weighted_norm(norm: nn.Module, x: Tensor, bias: Tensor | None, share: Share) -> Tensor:
+    """Batch normalisation (or another) of x + bias, where row p of x [P, C] occurs in the batch as `share` says."""
+    if not (isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.training):
+        x = x if bias is None else x + bias
+        if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            return norm(x)
         return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
-    share = (counts / counts.sum()).to(x.dtype)
-    mean = share @ x
+    mean = share.of_rows @ x
     centred = x - mean
-    variance = share @ centred.square()
-    _track(norm, mean, variance, counts)
+    variance = share.of_rows @ centred.square()
+    _track(norm, mean, bias, variance, share.total)
     return torch.addcmul(norm.bias, centred, norm.weight * (variance + norm.eps).rsqrt())
 
 
-def weighted_norm_then_relu(norm: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
+def weighted_norm_then_relu(norm: nn.Module, x: Tensor, bias: Tensor | None, share: Share) -> Tensor:
     if not (isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.training):
-        return weighted_norm(norm, x, counts).relu_()
-    share = (counts / counts.sum()).to(x.dtype)
-    out, mean, variance = weighted_norm_relu(x, share, norm.weight, norm.bias, norm.eps)
-    _track(norm, mean, variance, counts)
+        return weighted_norm(norm, x, bias, share).relu_()
+    # a bias before batch normalisation moves only the mean, which is subtracted: it has no gradient
+    out, mean, variance = weighted_norm_relu(x, share.of_rows, norm.weight, norm.bias, norm.eps)
+    _track(norm, mean, bias, variance, share.total)
     return out
 
 
 @torch.no_grad()
-def _track(norm: nn.BatchNorm1d | nn.BatchNorm2d, mean: Tensor, variance: Tensor, counts: Tensor) -> None:
+def _track(
+    norm: nn.BatchNorm1d | nn.BatchNorm2d, mean: Tensor, bias: Tensor | None, variance: Tensor, total: int
+) -> None:
     """Running statistics as PyTorch keeps them, with the unbiased variance."""
     assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
     assert norm.momentum is not None
-    total = counts.sum()
     norm.num_batches_tracked += 1
-    norm.running_mean.lerp_(mean, norm.momentum)
-    norm.running_var.lerp_(variance * (total / (total - 1)).to(variance.dtype), norm.momentum)
+    norm.running_mean.lerp_(mean if bias is None else mean + bias, norm.momentum)
+    norm.running_var.mul_(1 - norm.momentum).add_(variance, alpha=norm.momentum * total / (total - 1))
 
 
 class ConvEncoder(Encoder):

@@ -17,34 +17,44 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Indices = NDArray[np.int64]
+_CORNERS = np.arange(4)
 CONVOLUTIONS = 3  # 2x2 convolutions of the grid encoder, so patches of 2x2, 3x3 and 4x4 cells
 
 
 class PatchLevel(NamedTuple):
     """The distinct patches of one size."""
 
-    of_observation: Tensor  # [U, positions] the patch at each position of each distinct observation
-    children: Tensor  # [P, 4] the four patches of the size below that make up each one
+    of_observation: Indices  # [U, positions] the patch at each position of each distinct observation
+    children: Indices  # [P, 4] the four patches of the size below that make up each one
 
 
 class PlacedPatches(NamedTuple):
     """The distinct pairs of a position and a last-level patch, ordered by position."""
 
-    of_observation: Tensor  # [U, positions]
-    patches: Tensor  # [Q] the patch of each pair
-    bounds: Tensor  # [positions+1] where the pairs of each position begin
+    of_observation: Indices  # [U, positions]
+    patches: Indices  # [Q] the patch of each pair
+    bounds: Indices  # [positions+1] where the pairs of each position begin
+
+
+class Layer(NamedTuple):
+    """What one layer needs of a batch; indices count within the batch's own distinct things."""
+
+    corners: Tensor  # [P, 4]: 4 * child + corner, a row of the products of children and corners
+    share: Tensor  # [P] float64: what part of the batch each patch makes up
+    total: int  # patches in the batch, repeated ones counted
 
 
 class PatchPlan(NamedTuple):
-    """What one batch needs of a table; indices count within the batch's own distinct things."""
+    """What one batch needs of a table."""
 
-    cells: Tensor  # [C, channels] float
-    cell_counts: Tensor  # [C] how often each occurs in the batch; index C stands for padding
-    corners: list[Tensor]  # for each level [P, 4]: 4 * child + corner, a row of the products of children and corners
-    counts: list[Tensor]  # for each level [P]
+    cells: Tensor  # [C, channels] float; index C stands for padding
+    cell_share: Tensor  # [C] float64
+    cell_total: int
+    layers: list[Layer]
     placed: Tensor  # [positions, G] the last-level patches that occur at each position, padded with any
     placed_of_observation: Tensor  # [u, positions] which of those, counted in one row, make up each observation
-    observation_counts: Tensor  # [u]
+    observation_share: Tensor  # [u] float64
     inverse: Tensor  # [B] which distinct observation each row is
 
 
@@ -54,7 +64,7 @@ class ObservationTable:
 
     distinct: Tensor  # [U, *obs]
     cells: Tensor | None = None  # [C, channels] float
-    cells_of_observation: Tensor | None = None  # [U, H*W]
+    cells_of_observation: Indices | None = None  # [U, H*W]
     levels: tuple[PatchLevel, ...] = ()
     placed: PlacedPatches | None = None
     padding: int = 0  # cells of zeros around each view
@@ -77,61 +87,59 @@ class Rows(NamedTuple):
         return self.table.distinct[self.ids]
 
     def plan(self) -> PatchPlan:
-        table = self.table
+        """Integer work on small arrays, in NumPy, whose calls cost a fraction of PyTorch's."""
+        table, ids = self.table, self.ids.numpy()
         assert table.cells is not None and table.cells_of_observation is not None and table.placed is not None
-        counts = torch.bincount(self.ids, minlength=len(table.distinct))
+        counts = np.bincount(ids, minlength=len(table.distinct))
         observations, renamed = _occurring(counts)
-        inverse = renamed[self.ids]
-        weights = counts[observations].double()
-        below = torch.arange(len(table.cells) + 1, device=self.ids.device)  # cells are few: all keep their numbers
-        corner = torch.arange(4, device=self.ids.device)
-        corners, level_counts = [], []
+        inverse, weights = renamed[ids], counts[observations] / len(ids)
+        below, layers = np.arange(len(table.cells) + 1), []  # cells are few: all keep their numbers
         for level in table.levels:
-            patches = level.of_observation.index_select(0, observations)
-            counts = _weighted_count(patches, weights, len(level.children))
-            occurring, renamed = _occurring(counts)
-            corners.append(4 * below[level.children.index_select(0, occurring)] + corner)
-            level_counts.append(counts[occurring])
+            patches = level.of_observation[observations]
+            share = _shares(patches, weights, len(level.children))
+            occurring, renamed = _occurring(share)
+            corners = 4 * below[level.children[occurring]] + _CORNERS
+            total = len(ids) * patches.shape[1]
+            layers.append(Layer(torch.from_numpy(corners), torch.from_numpy(share[occurring]), total))
             below = renamed
-        placed = table.placed.of_observation.index_select(0, observations)
-        occurring, renamed = _occurring(torch.bincount(placed.flatten(), minlength=len(table.placed.patches)))
+        placed = table.placed.of_observation[observations]
+        occurring, renamed = _occurring(np.bincount(placed.ravel(), minlength=len(table.placed.patches)))
         slots, padded = _padded_by_position(occurring, table.placed.bounds, below[table.placed.patches[occurring]])
+        cells = table.cells_of_observation[observations]
         return PatchPlan(
             cells=table.cells,
-            cell_counts=_weighted_count(
-                table.cells_of_observation.index_select(0, observations), weights, len(table.cells)
-            ),
-            corners=corners,
-            counts=level_counts,
-            placed=padded,
-            placed_of_observation=slots[renamed[placed]],
-            observation_counts=weights,
-            inverse=inverse,
+            cell_share=torch.from_numpy(_shares(cells, weights, len(table.cells))),
+            cell_total=len(ids) * cells.shape[1],
+            layers=layers,
+            placed=torch.from_numpy(padded),
+            placed_of_observation=torch.from_numpy(slots[renamed[placed]]),
+            observation_share=torch.from_numpy(weights),
+            inverse=torch.from_numpy(inverse),
         )
 
 
-def _padded_by_position(pairs: Tensor, bounds: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
+def _padded_by_position(pairs: Indices, bounds: Indices, patches: Indices) -> tuple[Indices, Indices]:
     """Pairs [Q] ordered by position, in a rectangle: the slot of each [Q], and the patch in each slot [positions, G]"""
-    begins = torch.searchsorted(pairs, bounds)
-    sizes = begins[1:] - begins[:-1]
+    begins = np.searchsorted(pairs, bounds)
+    sizes = np.diff(begins)
     positions, width = len(sizes), int(sizes.max())
-    slots = torch.arange(len(pairs), device=pairs.device)
-    slots = slots + (torch.arange(positions, device=pairs.device) * width - begins[:-1]).repeat_interleave(sizes)
-    padded = patches.new_zeros(positions * width)
+    slots = np.arange(len(pairs)) + np.repeat(np.arange(positions) * width - begins[:-1], sizes)
+    padded = np.zeros(positions * width, np.int64)
     padded[slots] = patches
-    return slots, padded.view(positions, width)
+    return slots, padded.reshape(positions, width)
 
 
-def _weighted_count(names: Tensor, weights: Tensor, kinds: int) -> Tensor:
-    """How often each name occurs in the batch. names: [u, positions], weights: [u] -> [kinds]"""
-    return torch.bincount(names.flatten(), weights.repeat_interleave(names.shape[1]), minlength=kinds)
+def _shares(names: Indices, weights: NDArray[np.float64], kinds: int) -> NDArray[np.float64]:
+    """What part of the batch each name makes up. names: [u, positions], weights: [u] -> [kinds]"""
+    positions = names.shape[1]
+    return np.bincount(names.ravel(), np.repeat(weights / positions, positions), kinds).astype(np.float64, copy=False)
 
 
-def _occurring(counts: Tensor) -> tuple[Tensor, Tensor]:
+def _occurring(counts: NDArray[Any]) -> tuple[Indices, Indices]:
     """The names that occur, and a table from old to new names."""
-    names = counts.nonzero()[:, 0]
-    renamed = torch.zeros(len(counts), dtype=torch.int64, device=counts.device)
-    renamed[names] = torch.arange(len(names), device=counts.device)
+    names = np.flatnonzero(counts)
+    renamed = np.zeros(len(counts), np.int64)
+    renamed[names] = np.arange(len(names))
     return names, renamed
 
 
@@ -158,11 +166,12 @@ def extend_table(table: ObservationTable, storage: Tensor, slots: Tensor) -> tup
 def tabulate(observations: Tensor, repeats: bool, padding: int = 0) -> tuple[ObservationTable, Tensor]:
     """[B, *obs] -> the table of distinct observations and, for each of the B, its row [B].
 
-    repeats: whether to look for distinct ones, which must be views of integer cells [B, H, W, 3].
+    repeats: whether to look for distinct ones, which must be views of integer cells [B, H, W, 3]. An accelerator is
+    better off with the plain network than with planning on the host, so there nothing is taken to repeat.
     """
-    if not repeats:
+    if not repeats or observations.device.type != "cpu":
         return ObservationTable(observations), torch.arange(len(observations), device=observations.device)
-    grids = observations.cpu().numpy()
+    grids = observations.numpy()
     first, names = _distinct_rows(grids.reshape(len(grids), -1))
     distinct = grids[first]
     cell_kinds, cells = _distinct_cells(distinct)
@@ -171,30 +180,25 @@ def tabulate(observations: Tensor, repeats: bool, padding: int = 0) -> tuple[Obs
     for _ in range(CONVOLUTIONS):
         corners = np.stack([grid[:, :-1, :-1], grid[:, :-1, 1:], grid[:, 1:, :-1], grid[:, 1:, 1:]], -1)
         children, grid = _distinct_quadruples(corners, kinds)
-        levels.append(PatchLevel(_tensor(grid.reshape(len(grid), -1)), _tensor(children)))
+        levels.append(PatchLevel(np.ascontiguousarray(grid.reshape(len(grid), -1)), children))
         kinds = len(children)
-    device = observations.device
     table = ObservationTable(
-        torch.from_numpy(distinct).to(device),
-        torch.from_numpy(cell_kinds).float().to(device),
-        _tensor(cells.reshape(len(cells), -1)).to(device),
-        tuple(PatchLevel(*(part.to(device) for part in level)) for level in levels),
-        PlacedPatches(*(part.to(device) for part in _place(grid.reshape(len(grid), -1), kinds))),
+        torch.from_numpy(distinct),
+        torch.from_numpy(cell_kinds).float(),
+        np.ascontiguousarray(cells.reshape(len(cells), -1)),
+        tuple(levels),
+        _place(grid.reshape(len(grid), -1), kinds),
         padding,
     )
-    return table, _tensor(names).to(device)
+    return table, torch.from_numpy(names)
 
 
-def _place(patches: NDArray[np.int64], kinds: int) -> PlacedPatches:
+def _place(patches: Indices, kinds: int) -> PlacedPatches:
     """[U, positions] names below `kinds` of the patches at each position of each observation"""
     positions = np.arange(patches.shape[1])
     pairs, names = np.unique(patches + positions * kinds, return_inverse=True)
     bounds = np.searchsorted(pairs, np.arange(patches.shape[1] + 1) * kinds)
-    return PlacedPatches(_tensor(names.reshape(patches.shape)), _tensor(pairs % kinds), _tensor(bounds))
-
-
-def _tensor(indices: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
+    return PlacedPatches(names.reshape(patches.shape), pairs % kinds, bounds)
 
 
 def _distinct_rows(rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -147,7 +147,7 @@ def measure(overrides: dict[str, Any], iterations: int) -> dict[str, Any]:
     """One pair, in this process."""
     config = configure(overrides)
     trainer = Trainer(config)
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP if config.env.n_envs <= 16 else 1):
         trainer.iterate()
     frames, begin = trainer.frames, time.perf_counter()
     rows = [trainer.iterate() for _ in range(iterations)]
@@ -268,7 +268,7 @@ def _curves(add: Any, iterations: int) -> None:
         add("variant", "measure", overrides, iterations, variant=label)
     for n_envs in ENVS_CURVE:
         overrides = {"env": {"id": "DoorKey-8x8", "n_envs": n_envs}}
-        add("environments", "measure", overrides, iterations, environments=n_envs)
+        add("environments", "measure", overrides, max(1, iterations * 16 // max(16, n_envs)), environments=n_envs)
     for length in LENGTH_CURVE:  # without a goal in reach, so that every episode is as long as it may be
         overrides = {"env": {"id": "DoorKey-16x16", "max_steps": length}}
         add("episode length", "measure", overrides, max(iterations, 2 + length // 512), episode_length=length)

@@ -13,7 +13,17 @@ from deir.config import Config
 from deir.errors import UserError
 from deir.functional import moments
 from deir.kernels import gru_update
-from deir.networks import Encoder, encoder_kind, gru_gates, gru_memory, gru_scan, head, make_encoder, weighted_norm
+from deir.networks import (
+    Encoder,
+    Share,
+    encoder_kind,
+    gru_gates,
+    gru_memory,
+    gru_scan,
+    head,
+    make_encoder,
+    weighted_norm,
+)
 from deir.patches import Rows, concatenate
 from deir.rewards.base import OF_ROLLOUT, IntrinsicReward, embed_table
 from deir.types import Batch, Carry, Rollout
@@ -128,10 +138,10 @@ class ForwardModel(nn.Module):
         return 0.5 * (self.head(torch.cat([now, actions], 1)) - then).square().sum(1)
 
 
-def weighted_head(layers: nn.Sequential, x: Tensor, counts: Tensor) -> Tensor:
-    """The head on rows [u, F] of which row i stands counts[i] times in the batch."""
+def weighted_head(layers: nn.Sequential, x: Tensor, share: Share) -> Tensor:
+    """The head on rows [u, F] that make up the batch as `share` says."""
     for layer in layers:
-        x = weighted_norm(layer, x, counts) if isinstance(layer, nn.BatchNorm1d) else layer(x)
+        x = weighted_norm(layer, x, None, share) if isinstance(layer, nn.BatchNorm1d) else layer(x)
     return x
 
 
@@ -211,8 +221,9 @@ class RandomDistillation(nn.Module):
         """The error as a mean over outputs too, so that beside another loss it does not use up the gradient's norm."""
         assert batch.targets is not None
         inputs, ids, counts = self.distinct_inputs(batch)
-        errors = (weighted_head(self.predictor, inputs, counts) - batch.targets[ids]).square().mean(1)  # [u]
-        loss = (counts / counts.sum()).to(errors.dtype) @ errors
+        share = Share((counts / len(batch.actions)).to(inputs.dtype), len(batch.actions))
+        errors = (weighted_head(self.predictor, inputs, share) - batch.targets[ids]).square().mean(1)  # [u]
+        loss = share.of_rows @ errors
         return loss, {"rnd_loss": loss}
 
     def distinct_inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
