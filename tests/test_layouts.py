@@ -185,3 +185,24 @@ def test_worker_does_not_outlive_its_parent(way: str) -> None:
     worker = Path(f"/proc/{int(parent.stdout)}/stat")
     if worker.parent.parent.exists():
         wait_for(lambda: not worker.exists() or worker.read_text().split()[2] == "Z")
+
+
+def test_slow_layouts_are_kept_on_disk_and_come_back_the_same(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEIR_CACHE", str(tmp_path))
+    spec = resolve("MultiRoom-N30")
+    first = LayoutMaker(spec)
+    made = first.make(5)
+    assert list(tmp_path.glob("layouts/MultiRoom-N30-*.sqlite"))
+    again = LayoutMaker(spec)
+    monkeypatch.setattr(again, "_generate", lambda seed: pytest.fail("it was made again"))
+    kept = again.make(5)
+    assert np.array_equal(kept.cells, made.cells)
+    assert kept[1:] == made[1:]
+    assert LayoutMaker(resolve("DoorKey-8x8")).make(5).cells.shape == (64,)
+    assert not list(tmp_path.glob("layouts/DoorKey*"))
+
+
+def test_a_stock_that_cannot_be_written_or_read_is_done_without(monkeypatch, tmp_path):
+    (tmp_path / "layouts").write_text("a file where the directory should be")
+    monkeypatch.setenv("DEIR_CACHE", str(tmp_path))
+    assert LayoutMaker(resolve("MultiRoom-N30")).make(5).cells.shape == (2025,)

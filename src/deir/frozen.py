@@ -15,6 +15,8 @@ from deir.networks import GridEncoder, gru_gates, gru_memory
 from deir.patches import ObservationTable
 from deir.policy import Policy
 
+ENCODE_CHUNK = 2048  # bounds the memory of feature maps
+
 
 def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Batch normalisation in evaluation mode is x * scale + shift; None for any other layer but the identity."""
@@ -100,8 +102,9 @@ class ObservationCache:
         """Starts from the observations of the last rollout: most of them come again."""
         self.observations = list(known.distinct.cpu().numpy())
         self.names = {observation.tobytes(): name for name, observation in enumerate(self.observations)}
-        rows = known.rows(torch.arange(len(known.distinct), device=self.gates.device))
-        self._store(0, gru_gates(self.frozen.policy.gru, self.frozen.policy.encoder, rows))
+        for part in torch.arange(len(known.distinct), device=self.gates.device).split(ENCODE_CHUNK):
+            policy = self.frozen.policy
+            self._store(int(part[0]), gru_gates(policy.gru, policy.encoder, known.rows(part)))
 
     def _store(self, begin: int, gates: Tensor) -> None:
         while begin + len(gates) > len(self.gates):

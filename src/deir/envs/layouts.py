@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
@@ -26,11 +27,13 @@ from numpy.typing import NDArray
 from deir.envs import cells
 from deir.envs.catalogue import TaskSpec, ending_of, target_of
 from deir.envs.draws import Draws, UnknownDraw
+from deir.envs.stock import SLOW, DiskStock
 
 LAYOUT_STREAM, NOISE_STREAM = 0, 1  # spawn keys under the run's seed
 AHEAD = 8  # episodes prepared for each environment
 _REQUEST = struct.Struct("<?I")  # wanted (or no longer), seed
-_REPLY = struct.Struct("<IHHBI")  # seed, x, y, direction, bytes of compressed cells
+_REPLY = struct.Struct("<II")  # seed, bytes of the layout
+_HEAD = struct.Struct("<HHB")  # x, y, direction
 _WRITE = 512  # bytes; POSIX: a pipe takes so many whole or not at all
 _BATCH = 16 * _REQUEST.size  # requests are far ahead of need: to wake the worker for each would only cost time
 _ORPHAN_CHECK = 5.0  # seconds
@@ -63,8 +66,20 @@ class LayoutMaker:
         self.ending = ending
         self.env.gen_obs = dict  # type: ignore[method-assign]  # the engine makes the observations
         self._draws: Draws | None = Draws()
+        self._disk = DiskStock(spec)
 
     def make(self, seed: int) -> Layout:
+        """From the disk if it has been slow to make before, or else made and, if slow, kept there."""
+        kept = self._disk.get(seed)
+        if kept is not None:
+            return _unpack(kept)
+        begin = time.perf_counter()
+        layout = self._generate(seed)
+        if time.perf_counter() - begin > SLOW:
+            self._disk.put(seed, _pack(layout))
+        return layout
+
+    def _generate(self, seed: int) -> Layout:
         self._reset(seed)
         env = self.env
         is_target = target_of(env, self.ending)
@@ -225,13 +240,13 @@ class Worker:
 def _parse_replies(inbox: bytearray) -> Iterator[tuple[int, Layout]]:
     """Takes the complete replies off the front of `inbox`."""
     while len(inbox) >= _REPLY.size:
-        seed, x, y, direction, length = _REPLY.unpack_from(inbox)
+        seed, length = _REPLY.unpack_from(inbox)
         end = _REPLY.size + length
         if len(inbox) < end:
             return
-        codes = np.frombuffer(zlib.decompress(inbox[_REPLY.size : end]), dtype="<u2").astype(np.uint16, copy=False)
+        layout = _unpack(bytes(inbox[_REPLY.size : end]))
         del inbox[:end]
-        yield seed, Layout(codes, x, y, direction)
+        yield seed, layout
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
@@ -273,9 +288,21 @@ def serve() -> None:
             _reply(replies, seed, maker.make(seed))
 
 
+def _pack(layout: Layout) -> bytes:
+    """Compressed, so that a pipe holds hundreds of them."""
+    head = _HEAD.pack(layout.x, layout.y, layout.direction)
+    return head + zlib.compress(layout.cells.astype("<u2").tobytes(), 1)
+
+
+def _unpack(packed: bytes) -> Layout:
+    x, y, direction = _HEAD.unpack_from(packed)
+    codes = np.frombuffer(zlib.decompress(packed[_HEAD.size :]), "<u2").astype(np.uint16)
+    return Layout(codes, x, y, direction)
+
+
 def _reply(replies: int, seed: int, layout: Layout) -> None:
-    packed = zlib.compress(layout.cells.astype("<u2").tobytes(), 1)  # so that a pipe holds hundreds of them
-    message = _REPLY.pack(seed, layout.x, layout.y, layout.direction, len(packed)) + packed
+    packed = _pack(layout)
+    message = _REPLY.pack(seed, len(packed)) + packed
     while message:
         try:
             message = message[os.write(replies, message) :]

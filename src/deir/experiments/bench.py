@@ -276,38 +276,42 @@ def _curves(add: Any, iterations: int) -> None:
         add("queue size", "measure", {"reward": {"deir": {"queue_size": size}}}, iterations, queue_size=size)
 
 
-def _line(figures: dict[str, Any]) -> str:
+def _name(figures: dict[str, Any]) -> str:
     extra = [f"{k} {figures[k]:,}" for k in ("environments", "episode_length", "queue_size") if k in figures]
-    extra += [figures["variant"]] if "variant" in figures else []
+    extra += [str(figures[k]) for k in ("variant",) if k in figures]
+    extra += [figures["kind"]] if figures["kind"] == "whole run" else []
+    preset = figures.get("preset", "minigrid")
+    extra += [f"preset {preset}"] if preset != "minigrid" else []
+    return " ".join([figures["env"].removeprefix("MiniGrid-"), figures["method"], *extra])
+
+
+def _line(figures: dict[str, Any]) -> str:
     efficiency = f"  efficiency {figures['efficiency']:.2f}" if "efficiency" in figures else ""
-    name = " ".join([figures["env"], figures["method"], *extra])
-    return f"{name:60s} {figures['fps']:>8,.0f} frames/s{efficiency}"
+    return f"{_name(figures):60s} {figures['fps']:>8,.0f} frames/s{efficiency}"
 
 
 def _print_table(results: list[dict[str, Any]], threads: int) -> None:
     table = Table(title=f"{threads} threads", title_justify="left")
-    columns = [
-        "what",
-        "env",
-        "method",
-        "frames/s",
-        "MFLOP/frame",
-        "peak GFLOP/s",
-        "efficiency",
-        "MB",
-        "phases (s an iteration)",
-    ]
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column in ("what", "frames/s", "MFLOP/frame", "peak GFLOP/s", "efficiency", "MB"):
+        table.add_column(column, justify="left" if column == "what" else "right")
     for r in results:
-        phases = " ".join(f"{name} {seconds:.2f}" for name, seconds in r.get("phases", {}).items())
         mflop = f"{r['mflop_per_frame']:.1f}" if "mflop_per_frame" in r else ""
         efficiency = f"{r['efficiency']:.2f}" if "efficiency" in r else ""
-        table.add_row(
-            r["kind"], r["env"], r["method"], f"{r['fps']:,.0f}", mflop, f"{r['peak_gflops']:.0f}", efficiency,
-            f"{r['memory_mb']:.0f}", phases,
-        )  # fmt: skip
+        numbers = [f"{r['fps']:,.0f}", mflop, f"{r['peak_gflops']:.0f}", efficiency, f"{r['memory_mb']:.0f}"]
+        table.add_row(_name(r), *numbers)
     Console().print(table)
+    print(
+        "seconds of each phase in one iteration; where the model has its own process, model_update is the wait for it"
+    )
+    for r in results:
+        if "phases" in r:
+            print(f"  {_name(r)}: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in r["phases"].items()))
+    for r in results:
+        if "fps_fresh" in r:
+            stages = ", ".join(f"{k.removeprefix('fps_')} {r[k]:,.0f}" for k in r if k.startswith("fps_"))
+            print(
+                f"frames/s over the whole run: {stages}, average {r['fps']:,.0f}; final return {r['final_return']:.3f}"
+            )
 
 
 if __name__ == "__main__":
