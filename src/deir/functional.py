@@ -62,12 +62,12 @@ def episodic_min_ratio(
     """
     steps, envs = query_obs.shape[:2]
     rewards = query_obs.new_zeros(steps, envs)
-    q_obs, k_obs = _by_env(query_obs), _by_env(key_obs)  # [N, T, F], [N, S, F]
-    q_traj, k_traj = _by_env(query_traj), _by_env(key_traj)
+    q_obs, k_obs = _as_queries(query_obs), _as_keys(key_obs)  # [N, T, F+2], [N, F+2, S]
+    q_traj, k_traj = _as_queries(query_traj), _as_keys(key_traj)
     for part in _windows(first, last, chunk):
-        d_obs = _squared_distances(q_obs[:, part.steps], k_obs[:, part.rows])  # [N, chunk, keys]
-        d_traj = _squared_distances(q_traj[:, part.steps], k_traj[:, part.rows]).sqrt_().add_(eps)
-        nearest = d_obs.div_(d_traj).masked_fill_(part.outside, torch.inf).amin(-1)  # [N, chunk]
+        d_obs = torch.bmm(q_obs[:, part.steps], k_obs[:, :, part.rows])  # [N, chunk, keys] squared
+        d_traj = torch.bmm(q_traj[:, part.steps], k_traj[:, :, part.rows]).clamp_(min=0).sqrt_().add_(eps)
+        nearest = d_obs.div_(d_traj).masked_fill_(part.outside, torch.inf).amin(-1).clamp_(min=0)  # [N, chunk]
         rewards[part.steps] = torch.where(nearest.isinf(), 0.0, nearest).T.to(rewards.dtype)
     return rewards
 
@@ -86,11 +86,11 @@ def episodic_nearest(
     """
     steps, envs = queries.shape[:2]
     nearest = torch.full((steps, envs, k), torch.inf, dtype=torch.float64, device=queries.device)
-    by_env, keys_by_env = _by_env(queries), _by_env(keys)  # [N, T, F], [N, S, F]
+    by_env, keys_by_env = _as_queries(queries), _as_keys(keys)  # [N, T, F+2], [N, F+2, S]
     for part in _windows(first, last, chunk):
-        distances = _squared_distances(by_env[:, part.steps], keys_by_env[:, part.rows])  # [N, chunk, keys]
+        distances = torch.bmm(by_env[:, part.steps], keys_by_env[:, :, part.rows])  # [N, chunk, keys] squared
         found = distances.masked_fill_(part.outside, torch.inf).topk(min(k, distances.shape[-1]), largest=False).values
-        nearest[part.steps, :, : found.shape[-1]] = found.transpose(0, 1)
+        nearest[part.steps, :, : found.shape[-1]] = found.clamp_(min=0).transpose(0, 1)
     return nearest
 
 
@@ -136,15 +136,18 @@ def occurrence_ranks(keys: Tensor) -> Tensor:
     return torch.empty_like(places).scatter_(0, order, places - begins)
 
 
-def _by_env(rows: Tensor) -> Tensor:
-    return rows.transpose(0, 1).to(torch.float64).contiguous()
+def _as_queries(rows: Tensor) -> Tensor:
+    """(-2q, |q|², 1), whose product with (k, 1, |k|²) is |q - k|².   [T, N, F] -> [N, T, F+2] double"""
+    rows = rows.transpose(0, 1).to(torch.float64)
+    squares = rows.square().sum(-1, keepdim=True)
+    return torch.cat([-2 * rows, squares, torch.ones_like(squares)], -1)
 
 
-def _squared_distances(queries: Tensor, keys: Tensor) -> Tensor:
-    """[N, Q, F], [N, K, F] -> [N, Q, K]"""
-    products = torch.bmm(queries, keys.transpose(1, 2))
-    squares = queries.square().sum(-1)[:, :, None] + keys.square().sum(-1)[:, None, :]
-    return products.mul_(-2).add_(squares).clamp_(min=0)
+def _as_keys(rows: Tensor) -> Tensor:
+    """[S, N, F] -> [N, F+2, S] double"""
+    rows = rows.transpose(0, 1).to(torch.float64)
+    squares = rows.square().sum(-1, keepdim=True)
+    return torch.cat([rows, torch.ones_like(squares), squares], -1).transpose(1, 2)
 
 
 class EmaMoments:
