@@ -1,0 +1,41 @@
+"""The benchmark's arithmetic."""
+
+import pytest
+
+from deir.errors import UserError
+from deir.experiments.bench import _with_efficiency, measure, parse_pair, plain_mflop_per_frame
+from deir.run import configure
+
+
+def test_plain_arithmetic_is_that_of_the_layer_shapes():
+    convolutions = 2 * 4 * (36 * 3 * 32 + 25 * 32 * 64 + 16 * 64 * 64)
+    linear = 2 * 1024 * 64
+    gru = 2 * 2 * 64 * 192
+    heads = 2 * (64 * 128 + 128 * 7 + 64 * 128 + 128)
+    forward = convolutions + linear + gru + heads
+    # acting once, then four epochs forward and twice backward
+    assert plain_mflop_per_frame(configure({"method": "none"})) == pytest.approx((1 + 3 * 4) * forward / 1e6)
+    discriminator = 2 * 2 * (135 * 128 + 128 * 128 + 128)  # true and fake
+    loss = 3 * (convolutions + linear + gru / 2) + 2 * gru / 2 + discriminator
+    model = plain_mflop_per_frame(configure({})) - (1 + 3 * 4) * forward / 1e6
+    assert model == pytest.approx(3 * 4 * loss / 1e6, rel=0.06)  # and the reward: one pass over each observation
+
+
+def test_one_pair_is_measured_and_its_efficiency_follows():
+    small = {
+        "env": {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False},
+        "threads": 1,
+        "ppo": {"rollout_steps": 32},
+    }
+    figures = _with_efficiency(measure(small, 1), 1)
+    assert figures["fps"] > 0
+    assert {"env", "method", "fps", "phases", "memory_mb", "mflop_per_frame", "peak_gflops"} <= figures.keys()
+    expected = figures["fps"] * figures["mflop_per_frame"] * 1e6 / (figures["peak_gflops"] * 1e9)
+    assert figures["efficiency"] == pytest.approx(expected)
+
+
+def test_pairs():
+    assert parse_pair("DoorKey-8x8/rnd") == {"env": {"id": "DoorKey-8x8"}, "method": "rnd"}
+    assert parse_pair("A/deir/omfull") == {"env": {"id": "A"}, "method": "deir", "preset": "omfull"}
+    with pytest.raises(UserError, match="ENV/METHOD"):
+        parse_pair("DoorKey-8x8")
