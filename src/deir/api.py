@@ -44,11 +44,13 @@ def train(
 
 
 def draw_curve(path: Path, config: Config) -> None:
-    """learning_curve.png of a run."""
-    from deir.experiments.figures import learning_curve
+    """learning_curve.png of a run, and maps.png where it has maps."""
+    from deir.experiments.figures import exploration_maps, learning_curve
 
-    directory = run.RunDirectory(path)
-    learning_curve(directory.progress, directory.figure, f"{config.method} on {config.env.id}, seed {config.seed}")
+    directory, title = run.RunDirectory(path), f"{config.method} on {config.env.id}, seed {config.seed}"
+    learning_curve(directory.progress, directory.figure, title)
+    if directory.maps.is_file():
+        exploration_maps(directory.maps, directory.maps.with_suffix(".png"), title)
 
 
 class Agent:

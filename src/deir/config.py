@@ -259,6 +259,8 @@ class Config:
     """CPU threads of the run; the machine's cores (or OMP_NUM_THREADS) when not given."""
     tensorboard: bool = True
     """Write TensorBoard events beside progress.csv."""
+    maps: bool = False
+    """MiniGrid: write maps.npz and maps.png, the agent's visits and its intrinsic reward over the grid."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

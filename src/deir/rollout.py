@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def collect(
     device = position.hidden.device
     seen: list[Any] = []  # names, or the observations themselves where nothing repeats
     starts, actions, logits, hidden_before, hidden_after, env_steps = [], [], [], [], [], []
-    states = [envs.state_hashes()]
+    states, positions = [envs.state_hashes()], [envs.positions()]
     observations, start, hidden = position.observations, position.starts, position.hidden
     for t in range(steps):
         with timer("forward"):
@@ -69,9 +70,11 @@ def collect(
             env_steps.append(envs.step(actions[-1].cpu().numpy()))
             observations, start = env_steps[-1].observations, env_steps[-1].starts
             states.append(envs.state_hashes())
+            positions.append(envs.positions())
     with timer("forward"):
         table, ids, final_ids = _tabulate(envs, cache, seen, observations, env_steps, device)
-        rollout = _assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, states, device)
+        rollout = _assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, device)
+        rollout = replace(rollout, states=_stacked(states, device), positions=_stacked(positions, device))
         trace = _trace(
             policy, rollout, torch.stack(logits), torch.stack(hidden_before), torch.stack(hidden_after), bootstrap
         )
@@ -112,7 +115,6 @@ def _assemble(
     starts: list[NDArray[np.bool_]],
     actions: Tensor,
     env_steps: list[EnvStep],
-    states: list[NDArray[np.uint64] | None],
     device: torch.device,
 ) -> Rollout:
     def stacked(name: str) -> Tensor:
@@ -131,8 +133,13 @@ def _assemble(
         valid=stacked("valid"),
         final_indices=torch.from_numpy(final_indices).to(device),
         final_ids=final_ids,
-        states=None if states[0] is None else torch.from_numpy(np.stack(states).view(np.int64)).to(device),  # type: ignore[arg-type]
     )
+
+
+def _stacked(rows: Sequence[NDArray[Any] | None], device: torch.device) -> Tensor | None:
+    """[T+1, N, …] int64 of what the backend told of each step, None where it tells nothing."""
+    told = [row for row in rows if row is not None]
+    return torch.from_numpy(np.stack(told).view(np.int64)).to(device) if told else None
 
 
 def _trace(

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from deir import checkpoint
@@ -52,6 +53,7 @@ class RunDirectory:
         self.summary = path / "summary.json"
         self.events = path / "tensorboard"
         self.figure = path / "learning_curve.png"
+        self.maps = path / "maps.npz"
 
     @classmethod
     def existing(cls, path: Path, field: str) -> RunDirectory:
@@ -284,7 +286,15 @@ def _checkpoint(trainer: Trainer, run: RunDirectory) -> None:
     path = checkpoint.path_of(run.checkpoints, trainer.iteration)
     if not path.exists():
         checkpoint.save(trainer.state_dict(), path)
+        if trainer.maps:
+            _write_maps(run.maps, trainer.maps.arrays())
     checkpoint.prune(run.checkpoints, trainer.config.checkpoint.keep)
+
+
+def _write_maps(path: Path, arrays: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}")
+    np.savez_compressed(temporary, **arrays)
+    os.replace(temporary, path)
 
 
 def _summary(config: Config, row: Row, status: str) -> dict[str, Any]:

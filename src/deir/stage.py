@@ -23,6 +23,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from deir.allocator import keep_freed_memory
 from deir.config import Config
 from deir.errors import TrainingDiverged, UserError
 from deir.networks import Encoder, encoder_kind, make_encoder
@@ -37,8 +38,11 @@ State = dict[str, Any]
 
 
 class Stage(Protocol):
-    def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
-        """Raw rewards [T, N]; `average` is the running mean of earlier ones, `encoder` the policy's."""
+    def begin_compute(self, rollout: Rollout, average: float, encoder: Encoder) -> None:
+        """Asks for rewards; `average` is the running mean of earlier ones, `encoder` the policy's."""
+
+    def finish_compute(self) -> Tensor:
+        """Raw rewards [T, N] of the rollout asked for."""
 
     def begin_update(self) -> None:
         """Lets the model learn from the rollout just computed."""
@@ -84,6 +88,12 @@ class LocalStage:
 
     def check(self, states_known: bool) -> None:
         self.reward.check(states_known)
+
+    def begin_compute(self, rollout: Rollout, average: float, encoder: Encoder) -> None:
+        self.raw = self.compute(rollout, average, encoder)
+
+    def finish_compute(self) -> Tensor:
+        return self.raw
 
     def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
         if self.reads_policy:
@@ -198,17 +208,23 @@ class RemoteStage:
         )
 
     def _ask(self, call: str, *arguments: Any) -> Any:
+        self._begin(call, *arguments)
+        return self._receive()
+
+    def _begin(self, call: str, *arguments: Any) -> None:
         if self.updating:  # its answer comes first; nobody wants it any more
             with suppress(TrainingDiverged):
                 self.finish_update()
         self._send(call, *arguments)
-        return self._receive()
 
     def check(self, states_known: bool) -> None:
         self._ask("check", states_known)
 
-    def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
-        return self._ask("compute", rollout, average, encoder.state_dict() if self.reads_policy else None)
+    def begin_compute(self, rollout: Rollout, average: float, encoder: Encoder) -> None:
+        self._begin("compute", rollout, average, encoder.state_dict() if self.reads_policy else None)
+
+    def finish_compute(self) -> Tensor:
+        return self._receive()
 
     def begin_update(self) -> None:
         self._send("update")
@@ -239,6 +255,7 @@ def serve(descriptor: int, threads: int) -> None:
     """The model's process: answers until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    keep_freed_memory()
     torch.set_num_threads(threads)
     connection = Connection(descriptor)
     stage: LocalStage | None = None

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deir.allocator import keep_freed_memory
 from deir.config import Config
 from deir.envs import make_envs
 from deir.envs.base import EnvStep
+from deir.errors import invalid
 from deir.functional import EmaMoments, moments
+from deir.maps import ExplorationMaps
 from deir.metrics import EpisodeStatistics, ExplorationStatistics, Timer
 from deir.networks import grid_padding
 from deir.optim import FlatAdam
@@ -38,6 +41,7 @@ class Trainer:
     """One run in memory. It computes; `run.py` reads and writes."""
 
     def __init__(self, config: Config, generation: int = 0) -> None:
+        keep_freed_memory()
         self.config = config
         threads = available_threads(config.threads)
         self.device = torch.device(config.device)
@@ -54,10 +58,13 @@ class Trainer:
         self.advantage_moments = EmaMoments(config.ppo.advantage_momentum)
         self.episodes = EpisodeStatistics(config.env.n_envs)
         self.exploration = ExplorationStatistics(config.env.n_envs)
+        self.maps = ExplorationMaps() if config.maps else None
         self.iteration = 0
         self.frames = 0
         observations = self.envs.reset()
         self.stage.check(self.envs.state_hashes() is not None)
+        if config.maps and self.envs.positions() is None:
+            raise invalid("maps", True, f"a task on a grid; {config.env.id} does not tell where the agent stands")
         self.position = self._at_episode_starts(observations)
         self.known: ObservationTable | None = None
         self.ahead: Collected | None = None  # the next rollout, collected while the model was learning
@@ -77,14 +84,17 @@ class Trainer:
         rollout, trace, steps, seconds = self.ahead or self._collect()
         self.ahead = None
         timer = Timer(seconds)
-        self.episodes.update(steps)
         with timer("reward"):
-            raw = self.stage.compute(rollout, self.reward_moments.mean, self.policy.encoder)
+            self.stage.begin_compute(rollout, self.reward_moments.mean, self.policy.encoder)
+            self.episodes.update(steps)
+            explored = self.exploration.update(rollout)
+            raw = self.stage.finish_compute()
             self.stage.begin_update()
+            if self.maps:
+                self.maps.update(rollout, raw)
             rewards = self._total_rewards(rollout, raw)
             advantages, returns = advantages_and_returns(rollout, trace, rewards, self.config.ppo)
             advantages = normalized_advantages(advantages, rollout.valid, self.config.ppo, self.advantage_moments)
-            explored = self.exploration.update(rollout)
         with timer("policy_update"):
             policy_metrics = update_policy(
                 self.policy, self.optimizer.step, rollout, trace, advantages, returns,
@@ -151,6 +161,7 @@ class Trainer:
             "advantage_moments": self.advantage_moments.state_dict(),
             "episodes": self.episodes.state_dict(),
             "exploration": self.exploration.state_dict(),
+            "maps": self.maps.state_dict() if self.maps else None,
             "collection": self._collection_state() if self.ahead is None else self.before_ahead,
         }
 
@@ -172,6 +183,8 @@ class Trainer:
         self.advantage_moments.load_state_dict(state["advantage_moments"])
         self.episodes.load_state_dict(state["episodes"])
         self.exploration.load_state_dict(state["exploration"])
+        if self.maps and state.get("maps"):
+            self.maps.load_state_dict(state["maps"])
         collection = state["collection"]
         self.generators["actions"].set_state(collection["actions"])
         self.known = self._tabulated(collection["known"])

@@ -31,6 +31,7 @@ class Rollout:
     final_indices: Tensor  # [K] flat index t*N+n of the transitions whose true o_{t+1} is not o[t+1, n]
     final_ids: Tensor  # [K] the table's row of that true last observation
     states: Tensor | None = None  # [T+1, N] int64 hash of the full state behind o_t, where the backend can tell
+    positions: Tensor | None = None  # [T+1, N, 2] int64 the agent's column and row on its grid, likewise
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -31,9 +31,14 @@ def observation_keys(observations: Tensor) -> Tensor:
 def next_states(rollout: Rollout) -> tuple[Tensor, Tensor]:
     """The states behind o_{t+1} [T, N], and where they are known [T, N]: not where the new episode's took its place."""
     assert rollout.states is not None
+    return rollout.states[1:], genuine_arrivals(rollout)
+
+
+def genuine_arrivals(rollout: Rollout) -> Tensor:
+    """[T, N] bool: what the backend tells of time t+1 belongs to the transition's own episode."""
     known = rollout.valid.flatten().clone()
     known[rollout.final_indices] = False
-    return rollout.states[1:], known.view(rollout.shape)
+    return known.view(rollout.shape)
 
 
 def first_visits(

@@ -43,6 +43,9 @@ class VectorEnvs(Protocol):
     def state_hashes(self) -> NDArray[np.uint64] | None:
         """[N] one number for each full state, the same for equal states; None where the state cannot be read."""
 
+    def positions(self) -> NDArray[np.int64] | None:
+        """[N, 2] the agent's column and row on its grid; None where there is none."""
+
     def state_dict(self) -> dict[str, Any] | None:
         """Arrays and numbers from which `load_state_dict` goes on exactly; None where that cannot be had."""
 

@@ -384,6 +384,9 @@ class GymnasiumEnvs:
             return None
         return np.array([state_hash(grid) for grid in self._grids], np.uint64)
 
+    def positions(self) -> NDArray[np.int64] | None:
+        return np.array([grid.agent_pos for grid in self._grids], np.int64) if self._grids else None
+
     def state_dict(self) -> dict[str, Any] | None:
         return None
 

@@ -197,6 +197,9 @@ class MiniGridEnvs:
         agents = self._numbers.take(self._positions - self._origins) << 18 | self._directions << 16 | self._carrying
         return self._grid_hashes ^ cells.mix(~agents)  # ~: never the key of a cell
 
+    def positions(self) -> NDArray[np.int64]:
+        return np.stack(self._coordinates(), 1)
+
     def _cell_hashes(self, places: Indices, codes: NDArray[np.uint16]) -> NDArray[np.uint64]:
         """One number for each code [..., K] at its place [K], a flat distance from cell (0, 0)."""
         return cells.mix(self._numbers.take(places) << 16 | codes)

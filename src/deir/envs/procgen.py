@@ -214,6 +214,9 @@ class ProcgenEnvs:
         """The game's state cannot be read; what it shows stands for it."""
         return hash_images(self._observations)
 
+    def positions(self) -> None:
+        """The game does not tell."""
+
     def state_dict(self) -> dict[str, Any] | None:
         return None
 

@@ -35,6 +35,26 @@ def learning_curve(progress: Path, out: Path, title: str) -> None:
     plt.close(figure)
 
 
+def exploration_maps(maps: Path, out: Path, title: str) -> None:
+    """Visits on a logarithmic scale, and the mean intrinsic reward of arriving at each cell."""
+    with np.load(maps) as arrays:
+        visits, arrivals, intrinsic = (arrays[name] for name in ("visits", "arrivals", "intrinsic"))
+    shares = np.where(visits > 0, visits / max(1, visits.sum()), np.nan)
+    means = np.where(arrivals > 0, intrinsic / np.maximum(arrivals, 1), np.nan)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    norm = matplotlib.colors.LogNorm() if (visits > 0).any() else None
+    for axis, values, scale, label in (
+        (axes[0], shares, norm, "share of all steps"),
+        (axes[1], means, None, "mean intrinsic reward of a step that leads here"),
+    ):
+        axis.set_facecolor("0.92")
+        figure.colorbar(axis.imshow(values, norm=scale, cmap="viridis"), ax=axis, label=label, shrink=0.85)
+        axis.set(xlabel="column", ylabel="row")
+    figure.suptitle(title)
+    figure.savefig(out, dpi=120)
+    plt.close(figure)
+
+
 def compare_curves(table: Path, out: Path, title: str, column: str = "return_mean") -> None:
     """Mean of every variant with its standard error as a band, and each seed as a thin line."""
     with table.open(newline="") as file:

@@ -1,0 +1,65 @@
+"""Visit and intrinsic-reward maps against a plain loop, from real runs and through a checkpoint."""
+
+import numpy as np
+import pytest
+import torch
+
+import deir
+from deir.errors import UserError
+from deir.maps import ExplorationMaps
+from deir.run import configure
+from deir.trainer import Trainer
+
+TINY = {"env": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 30}, "ppo": {"rollout_steps": 64}, "threads": 1}
+
+
+def naive_maps(rollout, raw, height, width):
+    visits, arrivals, intrinsic = np.zeros((3, height, width))
+    steps, envs = rollout.shape
+    ended = set(rollout.final_indices.tolist())
+    for t in range(steps):
+        for n in range(envs):
+            x, y = rollout.positions[t, n].tolist()
+            visits[y, x] += 1
+            if t * envs + n not in ended:
+                x, y = rollout.positions[t + 1, n].tolist()
+                arrivals[y, x] += 1
+                intrinsic[y, x] += float(raw[t, n])
+    return visits, arrivals, intrinsic
+
+
+def test_maps_equal_a_plain_loop():
+    trainer = Trainer(configure({**TINY, "maps": True}))
+    rollout = trainer._collect().rollout
+    raw = torch.rand(rollout.shape)
+    maps = ExplorationMaps()
+    maps.update(rollout, raw)
+    trainer.close()
+    assert len(rollout.final_indices) > 0
+    for found, expected in zip(maps.arrays().values(), naive_maps(rollout, raw, *maps.visits.shape), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("env_id", ["DoorKey-5x5", "MiniGrid-DoorKey-5x5-v0"])
+def test_positions_are_inside_the_walls(env_id):
+    trainer = Trainer(configure({**TINY, "env": {**TINY["env"], "id": env_id}, "method": "none"}))
+    positions = trainer._collect().rollout.positions
+    trainer.close()
+    assert positions.shape == (65, 4, 2) and positions.min() >= 1 and positions.max() <= 3
+
+
+def test_a_resumed_run_writes_the_same_maps(tmp_path):
+    settings = {**TINY, "maps": True, "tensorboard": False, "checkpoint": {"every": 1}}
+    env = settings.pop("env")
+    whole = deir.train(env, steps=768, out=tmp_path / "whole", **settings).path
+    part = deir.train(env, steps=512, out=tmp_path / "part", **settings).path
+    deir.run.resume(part, {"steps": 768})
+    with np.load(whole / "maps.npz") as expected, np.load(part / "maps.npz") as found:
+        for name in ("visits", "arrivals", "intrinsic"):
+            np.testing.assert_array_equal(found[name], expected[name])
+    assert expected and (whole / "maps.png").stat().st_size > 5000
+
+
+def test_a_task_without_a_grid_says_so():
+    with pytest.raises(UserError, match=r"maps.*CartPole-v1 does not tell"):
+        Trainer(configure({"env": {"id": "CartPole-v1", "n_envs": 2}, "maps": True, "threads": 1}))
