@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from deir.experiments.board import SweepBoard
 from deir.experiments.engines import LocalEngine
 from deir.experiments.grid import make_grid
 from deir.experiments.jobs import Job, last_row, read_rows
-from deir.experiments.pool import Run, run_all
+from deir.experiments.pool import Board, Run, run_all
 from deir.experiments.sweep import estimate
 from deir.files import held, only_writer
 
@@ -238,29 +239,27 @@ def test_a_run_that_cannot_be_done_is_tried_again_then_reported_while_the_others
 
 
 def test_kill_minus_nine_of_a_worker_is_survived(tmp_path):
-    job = Job(endless(tmp_path, every=2), tmp_path / "run")
-    told = []
+    job, told, killed = Job(endless(every=2), tmp_path / "run"), [], []
 
-    class Killer(SweepBoard):
-        def tell(self, killed: Run, event: str) -> None:
+    class Killer(Board):
+        def tell(self, run: Run, event: str) -> None:
             told.append(event)
 
         def show(self, runs) -> None:
-            if told == ["started"] and has_checkpoint(job.out):
+            if not killed and has_checkpoint(job.out):
                 killed.append(writer_of(job.out))
                 os.kill(killed[0], signal.SIGKILL)
-            if len(told) == 3 and held(job.out) and writer_of(job.out) not in killed and more_than(seen):
+            if killed and held(job.out) and writer_of(job.out) not in killed:  # the second attempt
                 os.kill(os.getpid(), signal.SIGINT)
 
-    (run_,) = run_all([job], LocalEngine(1), 2, Killer(tmp_path))
+    (ended,) = run_all([job], LocalEngine(1), 2, Killer())
     assert told == ["started", "ended with code -9, tried again", "started"]
-    assert run_.status == "stopped"
-    done = iterations(job.out)
-    assert done == list(range(1, len(done) + 1))
-    assert status(job.out) == "interrupted"
+    assert ended.status == "stopped"
+    assert iterations(job.out) == list(range(1, len(iterations(job.out)) + 1))
+    assert job.log.read_text().count(" 256 / ") == 1  # it went on from its checkpoint
 
 
-def endless(tmp_path: Path, every: int):
+def endless(every: int):
     return run.configure(
         {**OVERRIDES, "env": {**OVERRIDES["env"], "id": "Empty-5x5"}, "method": "none", "steps": ENDLESS, "threads": 1,
          "checkpoint": {"every": every}}
@@ -269,22 +268,6 @@ def endless(tmp_path: Path, every: int):
 
 def endless_file(tmp_path: Path, every: int) -> Path:
     return written(tmp_path / "file.yaml", steps=ENDLESS, overrides={**OVERRIDES, "checkpoint": {"every": every}})
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_sweeps_leave_checkpoints_and_go_on(tmp_path, number):
-    file, out = endless_file(tmp_path, every=1000), tmp_path / "out"
-    process = started_sweep(str(file), "--out", str(out), "--jobs", "2")
-    places = [out / "Empty-5x5" / "none" / f"seed{s}" for s in (0, 1)]
-    wait_for(lambda: all(last_row(p / "progress.csv") for p in places))
-    process.send_signal(number)
-    told = process.communicate(timeout=60)[0]
-    assert process.returncode == 130, told
-    assert f"deir sweep {file}" in told and "Traceback" not in told
-    for place in places:
-        assert status(place) == "interrupted"
-        assert has_checkpoint(place)
-        assert not held(place)
 
 
 def test_kill_minus_nine_of_the_sweep_ends_its_runs_well_and_a_second_sweep_goes_on(tmp_path):
@@ -307,13 +290,17 @@ def test_kill_minus_nine_of_the_sweep_ends_its_runs_well_and_a_second_sweep_goes
     begun = {place: len(iterations(place)) for place in places}
     wait_for(lambda: all(len(iterations(place)) > begun[place] for place in places))
     second.send_signal(signal.SIGINT)
-    second.communicate(timeout=60)
+    told = second.communicate(timeout=60)[0]
+    assert second.returncode == 130, told
+    assert f"deir sweep {file}" in told and "Traceback" not in told
     for place in places:
         assert iterations(place) == list(range(1, len(iterations(place)) + 1))
+        assert status(place) == "interrupted"
+        assert not held(place)
 
 
 def test_a_run_that_died_before_its_first_checkpoint_begins_again_and_keeps_its_log(tmp_path):
-    config = endless(tmp_path, every=1000)
+    config = endless(every=1000)
     job = Job(config, tmp_path / "run")
     handle = LocalEngine(1).start(job)
     wait_for(lambda: len(read_rows(job.out / "progress.csv")) >= 3)
@@ -338,9 +325,7 @@ def test_a_directory_has_one_writer(tmp_path):
             pass
     assert not held(tmp_path)
     assert not list(tmp_path.iterdir())
-    run.start(
-        run.configure({**OVERRIDES, "env": {**OVERRIDES["env"], "id": "Empty-5x5"}, "steps": 256}), tmp_path / "a"
-    )
+    run.start(replace(endless(every=1000), steps=256), tmp_path / "a")
     with only_writer(tmp_path / "a"), pytest.raises(UserError, match="is writing there"):
         run.resume(tmp_path / "a", {"steps": 512})
 
