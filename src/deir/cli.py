@@ -24,6 +24,7 @@ USAGE = """deir: train agents that explore.
   deir evaluate RUN               episodes of a trained agent, with --video FILE.mp4 a film of them
   deir list envs|methods|presets  what there is
   deir sweep FILE.yaml            tasks x methods x seeds, on this machine or on a Ray cluster
+  deir tune FILE.yaml             search for good values of any option
   deir bench                      speed, memory and efficiency on this machine
 """
 
@@ -252,7 +253,14 @@ def sweep(argv: list[str]) -> None:
     raise SystemExit(run_sweep(tyro.cli(Sweep, args=argv, prog="deir sweep")))
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list, "sweep": sweep, "bench": bench}
+def tune(argv: list[str]) -> None:
+    from deir.experiments.tune import Tune
+    from deir.experiments.tune import tune as run_study
+
+    raise SystemExit(run_study(tyro.cli(Tune, args=argv, prog="deir tune")))
+
+
+COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list, "sweep": sweep, "tune": tune, "bench": bench}
 
 
 def main() -> None:

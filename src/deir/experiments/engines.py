@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from typing import Any, Literal, Protocol
@@ -28,6 +29,10 @@ class Engine(Protocol):
     def start(self, job: Job) -> Handle: ...
 
     def has_room(self, running: int) -> bool: ...
+
+    @property
+    def capacity(self) -> int:
+        """Runs that fit at the same time."""
 
     def close(self) -> None: ...
 
@@ -62,6 +67,10 @@ class LocalEngine:
 
     def has_room(self, running: int) -> bool:
         return running < self.jobs
+
+    @property
+    def capacity(self) -> int:
+        return self.jobs
 
     def close(self) -> None:
         """Nothing to release."""
@@ -122,7 +131,12 @@ class RayEngine:
         return RayHandle(self.ray, task.remote(order_of(job)))
 
     def has_room(self, running: int) -> bool:
+        """Without a limit Ray gets them all, and starts them as its machines have room."""
         return self.jobs is None or running < self.jobs
+
+    @property
+    def capacity(self) -> int:
+        return self.jobs or int(self.ray.cluster_resources().get("CPU", 1))
 
     def close(self) -> None:
         self.ray.shutdown()
@@ -136,6 +150,7 @@ def _connected(address: str | None) -> Any:
         raise UserError("engine: ray is not installed; type: pip install 'deir[ray]'") from None
     if ray.is_initialized():
         return ray
+    _check_reachable(address)
     try:
         if address is None:
             ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
@@ -144,6 +159,17 @@ def _connected(address: str | None) -> Any:
     except ConnectionError as error:
         raise invalid("address", address, f"a running Ray cluster ({error})") from None
     return ray
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise invalid("address", address, f"auto, or host:port of a running Ray cluster ({error})") from None
 
 
 def _run_task(order: dict[str, Any]) -> int:

@@ -55,8 +55,8 @@ def make_grid(tree: Tree, default_name: str, check_device: bool = True) -> Grid:
     for key in REQUIRED:
         if key not in tree:
             raise UserError(f"{key}: missing; a sweep needs {', '.join(REQUIRED)}")
-    name = _label(tree.get("name", default_name), "name")
-    overrides = _mapping(tree.get("overrides"), "overrides")
+    name = name_of(tree.get("name", default_name))
+    overrides = mapping(tree.get("overrides"), "overrides")
     known_keys(overrides, CONFIG_KEYS, "key of overrides")
     envs = {label: {"env": _env_entry(label, keys)} for label, keys in _entries(tree["envs"], "envs").items()}
     methods = {label: _method_entry(label, keys) for label, keys in _entries(tree["methods"], "methods").items()}
@@ -94,7 +94,7 @@ class _Exception:
 
 
 def _exception(cell: Any, envs: Tree, methods: Tree) -> _Exception:
-    cell = _mapping(cell, "cells")
+    cell = mapping(cell, "cells")
     known_keys(cell, (*CONFIG_KEYS, "seeds"), "key of cells")
     if not {"env", "method"} & cell.keys():
         raise invalid("cells", cell, "an env or a method that says which cells (what holds for all is in overrides)")
@@ -137,7 +137,7 @@ def _entries(given: Any, field: str) -> dict[str, Tree]:
         label = _label(label, field)
         if folder(label) in map(folder, entries):
             raise invalid(field, label, "labels that differ: two of them would share a directory")
-        entries[label] = _mapping(keys, f"{field}.{label}")
+        entries[label] = mapping(keys, f"{field}.{label}")
     return entries
 
 
@@ -145,6 +145,10 @@ def _label(text: Any, field: str) -> str:
     if not isinstance(text, str) or not text.strip() or text.startswith(".") or "\\" in text:
         raise invalid(field, text, "a text that can name a directory")
     return text
+
+
+def name_of(given: Any) -> str:
+    return folder(_label(given, "name"))
 
 
 def folder(label: str) -> str:
@@ -172,7 +176,7 @@ def _list(given: Any, field: str) -> list[Any]:
     return given
 
 
-def _mapping(given: Any, field: str) -> Tree:
+def mapping(given: Any, field: str) -> Tree:
     if given is None:
         return {}
     if not isinstance(given, dict):

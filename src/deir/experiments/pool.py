@@ -25,6 +25,7 @@ class Run:
     status: Status = "waiting"
     failures: int = 0
     handle: Handle | None = field(default=None, repr=False)
+    stopping: bool = False
 
     @property
     def active(self) -> bool:
@@ -39,9 +40,20 @@ class Run:
         if code == 0:
             self.status = "finished"
             return "finished"
+        if self.stopping:
+            self.status = "stopped"
+            return "stopped"
         self.failures += 1
         self.status = "failed" if self.failures > retries else "waiting"
         return "FAILED" if self.status == "failed" else f"ended with code {code}, tried again"
+
+    def stop(self) -> None:
+        """Asks the run to write its checkpoint and end; it will not be tried again."""
+        self.stopping = True
+        if self.handle:
+            self.handle.stop()
+        elif self.active:
+            self.status = "stopped"
 
 
 Listener = Callable[[Run, str], None]
@@ -61,24 +73,18 @@ def advance(runs: Sequence[Run], engine: Engine, retries: int, tell: Listener) -
             tell(run, "started")
 
 
-def stop_all(runs: Sequence[Run], urgent: Callable[[], bool] = lambda: False) -> None:
+def stop_all(runs: Sequence[Run], urgent: Callable[[], bool]) -> None:
     """Every run writes its checkpoint and ends; when it becomes `urgent` they are killed."""
-    held = [run for run in runs if run.handle is not None]
-    for run in held:
-        assert run.handle is not None
-        run.handle.stop()
-    killed = False
-    while any(run.handle is not None and run.handle.poll() is None for run in held):
-        if urgent() and not killed:
-            killed = True
-            for run in held:
-                assert run.handle is not None
-                run.handle.kill()
-        time.sleep(PAUSE)
     for run in runs:
-        run.handle = None
-        if run.active:
-            run.status = "finished" if run.job.finished else "stopped"
+        run.stop()
+    killed = False
+    while any(run.status == "running" for run in runs):
+        for run in runs:
+            if urgent() and not killed and run.handle:
+                run.handle.kill()
+            run.poll(retries=0)
+        killed = killed or urgent()
+        time.sleep(PAUSE)
 
 
 @contextmanager
