@@ -95,7 +95,7 @@ class SweepBoard(Board):
         # a run that reached its target return has no frames left
         left = sum(max(0, run.job.config.steps - self._done(run)) for run in runs if run.active)
         rate = (done - (self.frames_at_begin or 0)) / max(1e-9, time.monotonic() - self.begin)
-        eta = f"{duration(left / rate)} left" if rate > 0 and left else "no estimate yet" if left else "done"
+        eta = f"{duration(left / rate)} left" if rate > 0 and left else "no estimate yet" if left else "no frames left"
         words = ", ".join(f"{count} {status}" for status, count in counts.items() if count or status != "failed")
         return f"{words} of {len(runs)} runs; {done:,} / {wanted:,} frames, {rate:,.0f}/s in total, {eta}"
 

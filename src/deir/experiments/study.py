@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +66,12 @@ class Plan:
         flat = flatten(to_dict(self.config))
         return {key: flat[key] for key in self.search}
 
+    def grid(self) -> list[Tree]:
+        """Every combination of the values, for the sampler `grid`."""
+        if self.sampler != "grid":
+            return []
+        return [dict(zip(self.search, values, strict=True)) for values in itertools.product(*self.search.values())]
+
     def space(self) -> dict[str, BaseDistribution]:
         return {key: _distribution(key, values) for key, values in self.search.items()}
 
@@ -103,6 +110,8 @@ def make_plan(tree: Tree, default_name: str, check_device: bool = True) -> Plan:
     )  # fmt: skip
     if plan.sampler == "grid" and not all(isinstance(values, list) for values in search.values()):
         raise invalid("sampler", "grid", "candidates or lists in search, not ranges")
+    if plan.sampler == "grid" and plan.n_trials > len(plan.grid()):
+        raise invalid("n_trials", plan.n_trials, f"at most the {len(plan.grid())} points of the grid")
     for key, values in search.items():
         for value in values if isinstance(values, list) else (values["low"], values["high"]):
             wanted = plan.jobs({**plan.own_values(), key: value}, Path())[0].config

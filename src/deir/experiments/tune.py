@@ -133,11 +133,11 @@ def open_study(plan: Plan, storage: str) -> optuna.Study:
     except (SQLAlchemyError, ImportError) as error:
         raise invalid("storage", storage, f"a database that can be opened ({error})") from None
     wanted = json.loads(json.dumps(plan.identity()))
-    stored = study.user_attrs.get("plan")
-    if stored is None:
+    if "plan" not in study.user_attrs:
         study.set_user_attr("plan", wanted)
-        _enqueue_own_values(study, plan)
-    for name in wanted if stored else ():
+        _enqueue(study, plan)
+    stored = study.user_attrs["plan"]
+    for name in wanted:
         if wanted[name] != stored[name]:
             raise UserError(
                 f"{name}: the study has {stored[name]!r}, the file now says {wanted[name]!r}; only n_trials may change "
@@ -147,11 +147,12 @@ def open_study(plan: Plan, storage: str) -> optuna.Study:
     return study
 
 
-def _enqueue_own_values(study: optuna.Study, plan: Plan) -> None:
-    """The preset's values come first, so that the search confirms them or finds better ones."""
+def _enqueue(study: optuna.Study, plan: Plan) -> None:
+    """The preset's values come first, so that the search confirms them or finds better ones; then a grid's others."""
     own = plan.own_values()
-    if all(_allows(values, own[key]) for key, values in plan.search.items()):
-        study.enqueue_trial(own)
+    first = [own] if all(_allows(values, own[key]) for key, values in plan.search.items()) else []
+    for params in [*first, *(point for point in plan.grid() if point not in first)]:
+        study.enqueue_trial(params)
 
 
 def _allows(values: Any, value: Any) -> bool:
@@ -175,9 +176,7 @@ def make_sampler(plan: Plan, trials_so_far: int) -> optuna.samplers.BaseSampler:
     """The seed moves on with the study: a resumed one must not draw the same values again."""
     from optuna import samplers
 
-    if plan.sampler == "grid":
-        return samplers.GridSampler(plan.search, seed=0)
-    if plan.sampler == "random":
+    if plan.sampler in ("random", "grid"):  # the points of a grid are in the queue
         return samplers.RandomSampler(seed=trials_so_far)
     return samplers.TPESampler(seed=trials_so_far, n_startup_trials=max(3, plan.n_trials // 4), constant_liar=True)
 

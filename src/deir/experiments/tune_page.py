@@ -34,8 +34,8 @@ def write_best(study: optuna.Study, plan: Plan, path: Path) -> optuna.trial.Froz
     best = study.best_trial
     what = OBJECTIVE[plan.objective]
     header = (
-        f"# Best of {len(study.trials)} trials of the study {plan.name} (trial {best.number}): {what} {best.value:.4f}, "
-        f"seeds {','.join(map(str, plan.seeds))}.\n# deir train --config {path.name}\n"
+        f"# Best of {len(study.trials)} trials of the study {plan.name} (trial {best.number}): "
+        f"{what} {best.value:.4f}, seeds {','.join(map(str, plan.seeds))}.\n# deir train --config {path.name}\n"
     )
     write_whole(path, header + yaml.safe_dump(plan.best(best.params), sort_keys=False))
     return best
@@ -86,7 +86,7 @@ def _figures(study: optuna.Study, plan: Plan) -> list[tuple[str, Any]]:
             "Importance of the keys", several and complete > 3,
             lambda: plots.plot_param_importances(study, PedAnovaImportanceEvaluator(), target_name=label),
         ),
-        ("All keys at once", several and complete > 0, lambda: plots.plot_parallel_coordinate(study, target_name=label)),
+        ("All keys", several and complete > 0, lambda: plots.plot_parallel_coordinate(study, target_name=label)),
         ("Two keys at a time", several and complete > 1, lambda: plots.plot_contour(study, target_name=label)),
         ("When the trials ran", bool(study.trials), lambda: plots.plot_timeline(study)),
     ]  # fmt: skip
