@@ -50,6 +50,11 @@ class Plan:
         """Frames between two reports of a trial: one iteration, as long as that is not what is searched."""
         return self.config.env.n_envs * self.config.ppo.rollout_steps
 
+    @property
+    def warmup(self) -> int:
+        """Reports that are not made: Optuna goes by the best one, and the first episodes are luck."""
+        return int(self.pruner["warmup"]) // self.interval
+
     def jobs(self, params: Tree, out: Path) -> list[Job]:
         return [Job(self._configured(params, seed), out / f"seed{seed}") for seed in self.seeds]
 
@@ -238,3 +243,7 @@ def objective(curves: list[list[float]], kind: str) -> float | None:
     """Mean over seeds of the mean return over the run (`area`), or of the last return (`final`)."""
     values = [sum(curve) / len(curve) if kind == "area" else curve[-1] for curve in curves]
     return sum(values) / len(values) if values else None
+
+
+def figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

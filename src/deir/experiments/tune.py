@@ -15,7 +15,7 @@ from deir.errors import UserError, invalid
 from deir.experiments.board import SweepBoard
 from deir.experiments.engines import Engine, EngineName, make_engine
 from deir.experiments.pool import PAUSE, RETRIES, Run, advance, stop_all, stop_signals
-from deir.experiments.study import Curve, Plan, read_plan
+from deir.experiments.study import Curve, Plan, figure, read_plan
 from deir.files import only_writer
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Judged:
         jobs = plan.jobs(trial.params, out)
         self.runs = [Run(job, "finished" if job.finished else "waiting") for job in jobs]
         self.curve = Curve(plan, jobs)
+        self.warmup = plan.warmup
         self.reported = known
         self.pruned = False
 
@@ -65,7 +66,7 @@ class Judged:
         for step in range(self.reported + 1, len(points) + 1):
             self.reported = step
             value = points[step - 1]
-            if value is None:
+            if value is None or step <= self.warmup:
                 continue
             self.trial.report(value, step)
             if self.trial.should_prune():
@@ -164,11 +165,10 @@ def _allows(values: Any, value: Any) -> bool:
 def make_pruner(plan: Plan) -> optuna.pruners.BasePruner:
     from optuna import pruners
 
-    warmup = plan.pruner["warmup"] // plan.interval
     if plan.pruner["kind"] == "median":
-        return pruners.MedianPruner(plan.pruner["startup_trials"], n_warmup_steps=warmup)
+        return pruners.MedianPruner(plan.pruner["startup_trials"])
     if plan.pruner["kind"] == "halving":
-        return pruners.SuccessiveHalvingPruner(max(1, warmup), reduction_factor=plan.pruner["factor"])
+        return pruners.SuccessiveHalvingPruner(max(1, plan.warmup), reduction_factor=plan.pruner["factor"])
     return pruners.NopPruner()
 
 
@@ -238,8 +238,7 @@ def interrupted_trials(study: optuna.Study, plan: Plan, root: Path) -> list[Judg
 
 
 def _words(params: dict[str, Any]) -> str:
-    figures = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in params.items()}
-    return ", ".join(f"{key} {figure}" for key, figure in figures.items())
+    return ", ".join(f"{key} {figure(value)}" for key, value in params.items())
 
 
 def _write_results(study: optuna.Study, plan: Plan, out: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from deir.experiments.study import Plan
+from deir.experiments.study import Plan, figure
 from deir.files import write_whole
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def write_page(study: optuna.Study, plan: Plan, path: Path) -> None:
     from plotly.io import to_html
 
     sections, script = [], True
-    for title, figure in _figures(study, plan):
-        figure.update_layout(title=None, template="plotly_white", margin={"t": 30})
-        plot = to_html(figure, include_plotlyjs=script, full_html=False, default_height="420px")
+    for title, drawing in _figures(study, plan):
+        drawing.update_layout(title=None, template="plotly_white", margin={"t": 30})
+        plot = to_html(drawing, include_plotlyjs=script, full_html=False, default_height="420px")
         sections.append(f"<h2>{html.escape(title)}</h2>\n{plot}")
         script = False
     name = html.escape(plan.name)
@@ -100,7 +100,7 @@ def _table(study: optuna.Study, plan: Plan) -> str:
     lines = ["<table><tr>" + "".join(f"<th>{html.escape(h)}</th>" for h in ("trial", "state", "value", *plan.search))]
     for trial in ranked:
         value = f"{trial.value:.4f}" if trial.state.name == "COMPLETE" else "–"
-        params = [str(trial.params.get(key, "")) for key in plan.search]
+        params = [figure(trial.params.get(key, "")) for key in plan.search]
         cells = [str(trial.number), trial.state.name.lower(), value, *params]
         lines.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
     return "\n".join([*lines, "</table>"])
