@@ -108,6 +108,10 @@ def _newest_first(directory: Path) -> list[Path]:
     return sorted((p for p in directory.glob(f"*{SUFFIX}") if p.stem.isdigit()), reverse=True)
 
 
+def exists(directory: Path) -> bool:
+    return bool(_newest_first(directory))
+
+
 def load_latest(directory: Path) -> tuple[dict[str, Any], Path, list[str]]:
     """The newest checkpoint that is whole, its path, and a message for each damaged one that was passed over."""
     candidates = _newest_first(directory)

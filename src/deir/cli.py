@@ -23,6 +23,8 @@ USAGE = """deir: train agents that explore.
   deir train --resume RUN         go on from the last checkpoint
   deir evaluate RUN               episodes of a trained agent, with --video FILE.mp4 a film of them
   deir list envs|methods|presets  what there is
+  deir sweep FILE.yaml            tasks x methods x seeds, on this machine or on a Ray cluster
+  deir tune FILE.yaml             search for good values of any option
   deir bench                      speed, memory and efficiency on this machine
 """
 
@@ -139,25 +141,33 @@ def train(argv: list[str]) -> None:
 def _train_seeds(args: Train, config: Config) -> None:
     """Single-thread runs side by side waste nothing on balance between threads."""
     from deir import run
-    from deir.experiments.pool import Job, parse_seeds, run_all
+    from deir.experiments.board import SweepBoard
+    from deir.experiments.engines import LocalEngine
+    from deir.experiments.jobs import Job, parse_seeds
+    from deir.experiments.pool import run_all
 
     if args.resume:
         raise UserError("seeds: --resume goes on with one run; leave --seeds out")
-    if args.jobs < 1:
-        raise invalid("jobs", args.jobs, "a whole number above 0")
+    engine = LocalEngine(args.jobs)
     run.validate(config)
+    config = dataclasses.replace(config, threads=config.threads or 1)
     wanted = [dataclasses.replace(config, seed=seed) for seed in parse_seeds(args.seeds or "")]
     places = [args.out / f"seed{c.seed}" if args.out else run.default_directory(c) for c in wanted]
     for place in places:
         run.check_vacant(place)
     begin = time.perf_counter()
     jobs = [Job(c, place) for c, place in zip(wanted, places, strict=True)]
-    failed = run_all(jobs, args.jobs)
+    with SweepBoard(Path.cwd()) as board:
+        runs = run_all(jobs, engine, board=board)
     frames = sum(run.frames_done(job.out) or 0 for job in jobs)
     seconds = time.perf_counter() - begin
     print(f"{frames:,} frames in {seconds:.0f} s: {frames / seconds:,.0f} frames/s in total")
+    failed = [r.job for r in runs if r.status == "failed"]
     if failed:
-        raise UserError(f"{len(failed)} runs failed: {', '.join(f'{job.out}.log' for job in failed)} tells why")
+        raise UserError(f"{len(failed)} runs failed: {', '.join(str(job.log) for job in failed)} tells why")
+    if any(r.status == "stopped" for r in runs):
+        print("interrupted; each run goes on with: deir train --resume RUN", file=sys.stderr)
+        raise SystemExit(130)
 
 
 def _guarded(job: Any, path: Path) -> Any:
@@ -236,7 +246,21 @@ def bench(argv: list[str]) -> None:
     run(tyro.cli(Bench, args=argv, prog="deir bench"))
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list, "bench": bench}
+def sweep(argv: list[str]) -> None:
+    from deir.experiments.sweep import Sweep
+    from deir.experiments.sweep import sweep as run_sweep
+
+    raise SystemExit(run_sweep(tyro.cli(Sweep, args=argv, prog="deir sweep")))
+
+
+def tune(argv: list[str]) -> None:
+    from deir.experiments.tune import Tune
+    from deir.experiments.tune import tune as run_study
+
+    raise SystemExit(run_study(tyro.cli(Tune, args=argv, prog="deir tune")))
+
+
+COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list, "sweep": sweep, "tune": tune, "bench": bench}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import tyro
 import yaml
 
 from deir.errors import UserError, invalid, unknown
+from deir.files import write_whole
 
 T = TypeVar("T")
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
@@ -340,7 +341,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def save_yaml(config: Config, path: Path) -> None:
-    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
+    write_whole(path, yaml.safe_dump(to_dict(config), sort_keys=False))
 
 
 def check(config: Config) -> None:

@@ -6,7 +6,6 @@ import csv
 import datetime
 import io
 import json
-import os
 import platform
 import signal
 import sys
@@ -25,6 +24,7 @@ from deir import checkpoint
 from deir.config import Config, check, load_yaml, merge, save_yaml
 from deir.envs import check_env
 from deir.errors import TrainingDiverged, UserError, invalid
+from deir.files import LOCK, only_writer, write_whole
 from deir.metrics import WINDOW
 from deir.presets import resolve
 from deir.rewards import check_method
@@ -91,7 +91,8 @@ def default_directory(config: Config) -> Path:
 
 def check_vacant(path: Path) -> None:
     """An existing run is never overwritten."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    ours = {LOCK, ".config.yaml.tmp"}  # all that is left where a process was killed before it began
+    if path.exists() and (not path.is_dir() or any(p.name not in ours for p in path.iterdir())):
         raise invalid("out", str(path), f"a new or empty directory (`deir train --resume {path}` continues a run)")
 
 
@@ -103,8 +104,10 @@ def start(config: Config, out: Path | None = None, listener: Listener | None = N
     trainer = Trainer(config)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        save_yaml(config, run.config)
-        return run.path, _train(trainer, run, listener, [])
+        with only_writer(run.path):
+            check_vacant(run.path)
+            save_yaml(config, run.config)
+            return run.path, _train(trainer, run, listener, [])
     finally:
         trainer.close()
 
@@ -114,6 +117,26 @@ def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener
     run = RunDirectory.existing(path, "resume")
     config = merge(merge(Config(), load_yaml(run.config)), changes or {})
     validate(config)
+    with only_writer(path):
+        if checkpoint.exists(run.checkpoints):
+            return path, _go_on(run, config, listener)
+        return path, _begin_again(run, config, listener)
+
+
+def _begin_again(run: RunDirectory, config: Config, listener: Listener | None) -> Row:
+    """The run died before its first checkpoint: the same from the start. Its old log stays under another name."""
+    if run.progress.is_file():
+        earlier = len(list(run.path.glob("progress-*.csv")))
+        run.progress.rename(run.path / f"progress-{earlier + 1}.csv")
+    trainer = Trainer(config)
+    try:
+        save_yaml(config, run.config)
+        return _train(trainer, run, listener, [])
+    finally:
+        trainer.close()
+
+
+def _go_on(run: RunDirectory, config: Config, listener: Listener | None) -> Row:
     state, source, complaints = checkpoint.load_latest(run.checkpoints)
     for complaint in complaints:
         print(f"warning: {complaint}", file=sys.stderr)
@@ -127,7 +150,7 @@ def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener
         trainer.load_state_dict(state)
         rows = _rows_until(run.progress, trainer.iteration)
         save_yaml(config, run.config)
-        return run.path, _train(trainer, run, listener, rows)
+        return _train(trainer, run, listener, rows)
     finally:
         trainer.close()
 
@@ -158,7 +181,7 @@ class ProgressLog:
         self.path = run.progress
         self.columns: list[str] = list(rows[0]) if rows else []
         if rows:
-            _write_whole(self.path, _csv_text(self.columns, rows, header=True))
+            write_whole(self.path, _csv_text(self.columns, rows, header=True))
         self.writer = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -189,12 +212,6 @@ def _csv_text(columns: list[str], rows: list[Row], header: bool) -> str:
         writer.writeheader()
     writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     return buffer.getvalue()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 class Interrupted(Exception):
@@ -263,7 +280,7 @@ def _train(trainer: Trainer, run: RunDirectory, listener: Listener | None, rows:
             _checkpoint(trainer, run)
     finally:
         log.close()
-        _write_whole(run.summary, json.dumps(_summary(config, row, status), indent=2) + "\n")
+        write_whole(run.summary, json.dumps(_summary(config, row, status), indent=2) + "\n")
     return row
 
 

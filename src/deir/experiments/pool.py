@@ -1,76 +1,126 @@
-"""Several runs side by side on one machine: one process and one thread each."""
+"""Several runs side by side: started, watched, retried, stopped."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
+import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from deir.config import Config, save_yaml
-from deir.errors import invalid
+from deir.experiments.engines import Engine, Handle
+from deir.experiments.jobs import Job
+
+RETRIES = 2
+PAUSE = 0.2  # seconds between two looks
+Status = Literal["waiting", "running", "finished", "failed", "stopped"]
 
 
-@dataclass(frozen=True)
-class Job:
-    config: Config
-    out: Path
+@dataclass(eq=False)
+class Run:
+    """A job in the hands of the pool."""
+
+    job: Job
+    status: Status = "waiting"
+    failures: int = 0
+    handle: Handle | None = field(default=None, repr=False)
+    stopping: bool = False
 
     @property
-    def finished(self) -> bool:
-        summary = self.out / "summary.json"
-        return summary.is_file() and json.loads(summary.read_text())["status"] in ("finished", "target reached")
+    def active(self) -> bool:
+        return self.status in ("waiting", "running")
 
-    @property
-    def resumable(self) -> bool:
-        return any((self.out / "checkpoints").glob("*.safetensors"))
+    def poll(self, retries: int) -> str | None:
+        """What has happened since the last look, in a word."""
+        code = self.handle.poll() if self.handle else None
+        if code is None:
+            return None
+        self.handle = None
+        if code == 0:
+            self.status = "finished"
+            return "finished"
+        if self.stopping:
+            self.status = "stopped"
+            return "stopped"
+        self.failures += 1
+        self.status = "failed" if self.failures > retries else "waiting"
+        return "FAILED" if self.status == "failed" else f"ended with code {code}, tried again"
+
+    def stop(self) -> None:
+        """Asks the run to write its checkpoint and end; it will not be tried again."""
+        self.stopping = True
+        if self.handle:
+            self.handle.stop()
+        elif self.active:
+            self.status = "stopped"
 
 
-def parse_seeds(text: str) -> list[int]:
-    """'0-3' -> [0, 1, 2, 3]; '1,5' -> [1, 5]"""
+Listener = Callable[[Run, str], None]
+
+
+def advance(runs: Sequence[Run], engine: Engine, retries: int, tell: Listener) -> None:
+    """One turn: sees which runs have ended, and starts as many of the waiting ones as there is room for."""
+    for run in runs:
+        event = run.poll(retries)
+        if event:
+            tell(run, event)
+    running = sum(run.status == "running" for run in runs)
+    for run in runs:
+        if run.status == "waiting" and engine.has_room(running):
+            run.handle, run.status = engine.start(run.job), "running"
+            running += 1
+            tell(run, "started")
+
+
+def stop_all(runs: Sequence[Run], urgent: Callable[[], bool]) -> None:
+    """Every run writes its checkpoint and ends; when it becomes `urgent` they are killed."""
+    for run in runs:
+        run.stop()
+    killed = False
+    while any(run.status == "running" for run in runs):
+        for run in runs:
+            if urgent() and not killed and run.handle:
+                run.handle.kill()
+            run.poll(retries=0)
+        killed = killed or urgent()
+        time.sleep(PAUSE)
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM are noted; the pool looks at the list."""
+    noted: list[int] = []
+    previous: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        previous[number] = signal.signal(number, lambda received, frame: noted.append(received))
     try:
-        parts = [part.split("-") for part in text.split(",")]
-        seeds = [seed for part in parts for seed in range(int(part[0]), int(part[-1]) + 1)]
-    except ValueError:
-        raise invalid("seeds", text, "whole numbers such as 0-3 or 1,5,7") from None
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise invalid("seeds", text, "a rising range such as 0-3, or distinct numbers")
-    return seeds
+        yield noted
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
-def run_all(jobs: list[Job], workers: int, report: Callable[[str], None] = print) -> list[Job]:
-    """Runs what is not finished, `workers` at a time, from its checkpoint if it has one. Gives those that failed."""
-    waiting = [job for job in jobs if not job.finished]
-    running: dict[subprocess.Popen[bytes], Job] = {}
-    failed: list[Job] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                job = waiting.pop(0)
-                running[_launch(job, Path(scratch))] = job
-                report(f"started  {job.out}")
-            time.sleep(0.2)
-            for process in [p for p in running if p.poll() is not None]:
-                job = running.pop(process)
-                report(f"{'finished' if process.returncode == 0 else 'FAILED  '} {job.out}")
-                if process.returncode:
-                    failed.append(job)
-    return failed
+class Board:
+    """Hears what happens, and looks at all runs a few times a second."""
+
+    def tell(self, run: Run, event: str) -> None:
+        print(f"{event:<9} {run.job.out}", flush=True)
+
+    def show(self, runs: Sequence[Run]) -> None: ...
 
 
-def _launch(job: Job, scratch: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "deir.cli", "train"]
-    if job.resumable:
-        words += ["--resume", str(job.out)]
-    else:
-        config = scratch / f"{abs(hash(job.out))}.yaml"
-        save_yaml(replace(job.config, threads=job.config.threads or 1), config)
-        words += ["--config", str(config), "--out", str(job.out)]
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    log = (job.out.parent / f"{job.out.name}.log").open("ab")
-    return subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def run_all(jobs: Sequence[Job], engine: Engine, retries: int = RETRIES, board: Board | None = None) -> list[Run]:
+    """Runs what is not finished, from its checkpoint if it has one. Interrupted, some are left `stopped`."""
+    board = board or Board()
+    runs = [Run(job, "finished" if job.finished else "waiting") for job in jobs]
+    with stop_signals() as signals:
+        try:
+            while any(run.active for run in runs) and not signals:
+                advance(runs, engine, retries, board.tell)
+                board.show(runs)
+                time.sleep(PAUSE)
+        finally:
+            stop_all(runs, urgent=lambda: len(signals) > 1)
+            board.show(runs)
+    return runs
