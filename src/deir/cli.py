@@ -23,6 +23,7 @@ USAGE = """deir: train agents that explore.
   deir train --resume RUN         go on from the last checkpoint
   deir evaluate RUN               episodes of a trained agent, with --video FILE.mp4 a film of them
   deir list envs|methods|presets  what there is
+  deir report RUNS... --out DIR   curves and statistics of many runs: a page, figures, tables
   deir bench                      speed, memory and efficiency on this machine
 """
 
@@ -236,7 +237,13 @@ def bench(argv: list[str]) -> None:
     run(tyro.cli(Bench, args=argv, prog="deir bench"))
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list, "bench": bench}
+def report(argv: list[str]) -> None:
+    from deir.experiments.report import Report, run
+
+    run(tyro.cli(Report, args=argv, prog="deir report"))
+
+
+COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list, "bench": bench, "report": report}
 
 
 def main() -> None:

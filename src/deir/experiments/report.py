@@ -1,0 +1,202 @@
+"""`deir report`: runs in, one directory out: a page, figures, tables."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from deir.errors import UserError, invalid
+
+if TYPE_CHECKING:
+    from deir.experiments.analysis import Study
+    from deir.experiments.curves import Curve
+
+EXTRA = ("scipy", "plotly", "jinja2")
+TABLES = ("curves.csv", "summary.csv", "probability.csv", "profile.csv", "summary.md")
+PAGE = "report.html"
+FIGURES = "figures"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Learning curves and statistics of many runs: a page that opens from disk, figures as PNG and PDF, tables as CSV."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories, directories above some, or curves.csv files of earlier reports."""
+    out: Path
+    """Directory of the report: new, empty, or an earlier report of the same runs (it is then renewed)."""
+    title: str = "Exploration report"
+    """Title of the page."""
+    by_directory: bool = False
+    """Name a method by the directory above seed<S>, as for variants of one method."""
+    resamples: int = 1000
+    """Draws of the bootstrap behind every interval."""
+
+
+def run(args: Report) -> None:
+    if not args.runs:
+        raise UserError("runs: got none, expected run directories or a directory above some: deir report runs --out DIR")
+    if args.resamples < 100:
+        raise invalid("resamples", args.resamples, "a whole number of at least 100")
+    _require_extra()
+    from deir.experiments.analysis import Study
+    from deir.experiments.curves import read_all
+
+    check_out(args.out)
+    curves, notes = read_all(args.runs, args.by_directory)
+    check_nothing_lost(args.out, curves)
+    study = Study(curves, args.resamples, notes)
+    for note in study.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    write(study, args.out, args.title)
+    print(f"{len(study.curves)} runs: {len(study.tasks)} tasks, {len(study.methods)} methods")
+    print(f"  {args.out / PAGE}   the page;  figures/ for a paper;  summary.md, *.csv the numbers")
+
+
+def _require_extra() -> None:
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        raise UserError(f"report: {', '.join(missing)} not installed; expected the extra: pip install 'deir[report]'")
+
+
+def check_out(out: Path) -> None:
+    """Refuses a directory that holds anything but an earlier report."""
+    if not out.exists():
+        return
+    expected = "a new or empty directory, or an earlier report"
+    if not out.is_dir():
+        raise invalid("out", str(out), expected)
+    for path in sorted(out.rglob("*")):
+        inside = path.relative_to(out)
+        ours = str(inside) in (*TABLES, PAGE, FIGURES) or (
+            inside.parts[0] == FIGURES and len(inside.parts) == 2 and path.suffix in (".png", ".pdf")
+        )
+        if not ours:
+            raise invalid("out", str(out), f"{expected}; it holds {inside}")
+
+
+def check_nothing_lost(out: Path, curves: Sequence[Curve]) -> None:
+    """Refuses to replace a report whose curves are not all in the new one: they may be the only copy."""
+    from deir.experiments.curves import read_table
+
+    table = out / "curves.csv"
+    if not table.is_file():
+        return
+    last = {(c.env, c.method, c.seed): c.last for c in curves}
+    lost = [c for c in read_table(table) if last.get((c.env, c.method, c.seed), 0) < c.last]
+    if lost:
+        expected = f"a report of no other runs; it holds {lost[0].name}; name {table} among the runs, too, to keep it"
+        raise invalid("out", str(out), expected)
+
+
+def write(study: Study, out: Path, title: str) -> None:
+    """The whole report, built beside its place and then put there."""
+    from deir.experiments import curves, page, plates
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        new = Path(scratch) / "new"
+        (new / FIGURES).mkdir(parents=True)
+        curves.write_table(study.curves, new / "curves.csv")
+        _write_rows(study.summary, new / "summary.csv")
+        _write_rows(study.probabilities, new / "probability.csv")
+        _write_rows(study.profiles, new / "profile.csv")
+        (new / "summary.md").write_text(markdown(study))
+        plates.draw_all(study, new / FIGURES)
+        (new / PAGE).write_text(page.render(study, title))
+        if out.exists():
+            out.rename(Path(scratch) / "old")
+        shutil.move(new, out)
+
+
+def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}" if not value.is_integer() else int(value)
+
+
+def markdown(study: Study) -> str:
+    """The summary as one table for each task."""
+    from deir.experiments.analysis import ALL
+
+    head = (
+        "method",
+        "runs",
+        "final return",
+        "IQM [95%]",
+        "area under the curve",
+        "episodic efficiency",
+        "lifelong efficiency",
+        "frames to 0.9 of the best",
+        "frames to return 0.9",
+    )
+    parts = []
+    for view in study.views:
+        what = f"{len(study.shared)} tasks, returns as shares of the task's best" if view == ALL else _budget(study, view)
+        parts += [f"### {_plain(view)}", "", what, "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+        for row in (row for row in study.summary if row["env"] == view):
+            cells = (
+                _plain(row["method"]),
+                runs_text(row),
+                plus_minus(row, "final"),
+                interval_text(row, "final_iqm"),
+                *(plus_minus(row, name) for name in ("auc", "episodic", "lifelong")),
+                reach_text(row, "most_best"),
+                reach_text(row, "return_0.9"),
+            )
+            parts.append(f"| {' | '.join(cells)} |")
+        parts.append("")
+    notes = [f"- {_plain(note)}" for note in study.notes]
+    legend = "Mean ± standard error over runs; frames: median over runs (runs that got there)."
+    return "\n".join([*parts, legend, *(["", *notes] if notes else [])]) + "\n"
+
+
+def _budget(study: Study, task: str) -> str:
+    return f"{study.longest[task].last:,} frames, best return {study.best[task]:.3f}"
+
+
+def _plain(text: str) -> str:
+    """A label can hold any character; these would break a table."""
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+def runs_text(row: dict[str, Any]) -> str:
+    return str(row["runs"]) if row["whole_runs"] == row["runs"] else f"{row['whole_runs']} of {row['runs']}"
+
+
+def plus_minus(row: dict[str, Any], name: str) -> str:
+    mean, error = row[f"{name}_mean"], row[f"{name}_stderr"]
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.3f}" if math.isnan(error) else f"{mean:.3f} ± {error:.3f}"
+
+
+def interval_text(row: dict[str, Any], name: str) -> str:
+    middle, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
+    if math.isnan(middle):
+        return "–"
+    return f"{middle:.3f}" if math.isnan(low) else f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def reach_text(row: dict[str, Any], key: str) -> str:
+    reached, of, median = row[f"{key}_reached"], row[f"{key}_of"], row[f"{key}_frames_median"]
+    if not of:
+        return "–"
+    return f"{'–' if math.isnan(median) else f'{median:,.0f}'} ({reached} of {of})"
