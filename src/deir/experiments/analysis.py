@@ -60,7 +60,7 @@ class RunFigures:
     auc: float
     episodic: float
     lifelong: float
-    reached: dict[str, float]  # frames by threshold; infinite: never, NaN: the run was cut short before it could tell
+    reached: dict[str, float]  # frames by threshold; infinite: never; NaN: no whole run, or no such threshold
 
 
 class Series(NamedTuple):
@@ -128,9 +128,8 @@ class Study:
         reached = {}
         for threshold in THRESHOLDS:
             value = threshold.of(self.best[curve.env])
-            frame = statistics.first_reach(frames, settled, value)
-            unknown = math.isnan(value) or (math.isinf(frame) and not self.complete(curve))
-            reached[threshold.key] = float("nan") if unknown else frame
+            told = self.complete(curve) and not math.isnan(value)
+            reached[threshold.key] = statistics.first_reach(frames, settled, value) if told else float("nan")
         return RunFigures(
             statistics.final_value(frames, columns["return_mean"]),
             statistics.area(frames, columns["return_mean"]),

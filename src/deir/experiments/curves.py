@@ -65,7 +65,7 @@ def read_all(places: Sequence[Path], by_directory: bool = False) -> tuple[list[C
     for place in places:
         runs, tables = _search(place)
         if not runs and not tables:
-            expected = "a run directory (config.yaml and progress.csv), a directory above some, or a report's curves.csv"
+            expected = "a run directory (config.yaml, progress.csv), a directory above some, or a report's curves.csv"
             raise invalid("runs", str(place), expected)
         for path in runs:
             curve = read_run(path, by_directory)
@@ -132,7 +132,7 @@ def read_table(path: Path) -> list[Curve]:
         reader = csv.DictReader(file)
         missing = {*LABELS, "frames", "seconds", "return_mean"} - set(reader.fieldnames or ())
         if missing:
-            raise UserError(f"runs: {path} is not a curves.csv of a report: it has no column {', '.join(sorted(missing))}")
+            raise UserError(f"runs: {path} is no curves.csv of a report: it has no column {', '.join(sorted(missing))}")
         by_run: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
         for row in reader:
             by_run.setdefault((row["env"], row["method"], row["seed"]), []).append(row)

@@ -8,15 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
 from deir.experiments.analysis import ALL, AXES, MEASURES, METRICS, THRESHOLDS, Series, Study
-from deir.experiments.figures import plt  # chooses the backend that needs no screen
 from deir.experiments.palette import EMPHASISED, Style, styles
 
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
 STATISTICS = {"mean": "mean ± standard error", "iqm": "IQM, 95% interval"}
-_LOOK = {
+_LOOK: Any = {
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.labelsize": 8.5,
@@ -77,10 +81,14 @@ def _panels(titles: Sequence[str], legend: dict[str, Style] | None, width: float
         axis.remove()
     yield figure, axes.flat[: len(titles)]
     if legend:
-        lines = [plt.Line2D([], [], color=s.color, linestyle=s.linestyle, linewidth=0.85 * s.width) for s in legend.values()]
+        lines = [Line2D([], [], **_line(style)) for style in legend.values()]
         figure.legend(
             lines, list(legend), loc="outside upper center", ncols=min(len(legend), 2 * columns if columns > 1 else 4)
         )
+
+
+def _line(style: Style) -> dict[str, Any]:
+    return {"color": style.color, "linestyle": style.linestyle, "linewidth": 0.85 * style.width}
 
 
 def _curves(study: Study, metric: str, axis: str, statistic: str) -> Any:
@@ -132,9 +140,9 @@ def _draw_series(panel: Any, series: Series, statistic: str, look: dict[str, Sty
             middle, low, high = band.iqm, band.low, band.high
         x = series.x[method] / scale
         whole = np.where(band.runs == series.runs[method], middle, np.nan)
-        line = {"color": style.color, "linestyle": style.linestyle, "zorder": order}
-        panel.plot(x, middle, linewidth=0.8, alpha=0.5, **line)
-        panel.plot(x, whole, linewidth=0.85 * style.width, **line)
+        line = {**_line(style), "zorder": order}
+        panel.plot(x, middle, **{**line, "linewidth": 0.8, "alpha": 0.5})
+        panel.plot(x, whole, **line)
         panel.fill_between(x, low, high, color=style.color, alpha=0.16, linewidth=0, zorder=order - 2)
 
 
@@ -150,7 +158,7 @@ def _profile(study: Study) -> Any:
                 mine = [row for row in rows if (row["env"], row["method"]) == (view, method)]
                 x, y, low, high = ([row[k] for row in mine] for k in ("score", "share", "share_low", "share_high"))
                 style = look[method]
-                panel.step(x, y, where="post", color=style.color, linestyle=style.linestyle, linewidth=0.85 * style.width)
+                panel.step(x, y, where="post", **_line(style))
                 panel.fill_between(x, low, high, step="post", color=style.color, alpha=0.14, linewidth=0)
             panel.set(xlabel="final return ÷ best return (τ)", ylim=(-0.03, 1.03))
         figure.supylabel("share of runs above τ", fontsize=8.5)
@@ -169,7 +177,8 @@ def _probability(study: Study, measure: str) -> Any:
     def draw(panel: Any, view: str) -> None:
         for row in (row for row in rows if row["env"] == view):
             height, color = others.index(row["other"]), look[row["other"]].color
-            panel.plot([row["probability_low"], row["probability_high"]], [height] * 2, color=color, linewidth=5, alpha=0.3)
+            interval = [row["probability_low"], row["probability_high"]]
+            panel.plot(interval, [height] * 2, color=color, linewidth=5, alpha=0.3)
             panel.plot(row["probability"], height, "o", color=color, markersize=6, clip_on=False, zorder=4)
         panel.axvline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
         panel.set(xlim=(-0.03, 1.03), xlabel=f"P({reference} > method)")

@@ -29,7 +29,7 @@ FIGURES = "figures"
 
 @dataclass(frozen=True)
 class Report:
-    """Learning curves and statistics of many runs: a page that opens from disk, figures as PNG and PDF, tables as CSV."""
+    """Curves and statistics of many runs: a page that opens from disk, figures as PNG and PDF, tables as CSV."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run directories, directories above some, or curves.csv files of earlier reports."""
@@ -45,7 +45,7 @@ class Report:
 
 def run(args: Report) -> None:
     if not args.runs:
-        raise UserError("runs: got none, expected run directories or a directory above some: deir report runs --out DIR")
+        raise UserError("runs: got none, expected run directories or one above some: deir report runs --out DIR")
     if args.resamples < 100:
         raise invalid("resamples", args.resamples, "a whole number of at least 100")
     _require_extra()
@@ -101,7 +101,7 @@ def check_nothing_lost(out: Path, curves: Sequence[Curve]) -> None:
 
 def write(study: Study, out: Path, title: str) -> None:
     """The whole report, built beside its place and then put there."""
-    from deir.experiments import curves, page, plates
+    from deir.experiments import curves, page, plates, texts
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
@@ -111,7 +111,7 @@ def write(study: Study, out: Path, title: str) -> None:
         _write_rows(study.summary, new / "summary.csv")
         _write_rows(study.probabilities, new / "probability.csv")
         _write_rows(study.profiles, new / "profile.csv")
-        (new / "summary.md").write_text(markdown(study))
+        (new / "summary.md").write_text(texts.markdown(study))
         plates.draw_all(study, new / FIGURES)
         (new / PAGE).write_text(page.render(study, title))
         if out.exists():
@@ -130,73 +130,3 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return "" if math.isnan(value) else f"{value:.6g}" if not value.is_integer() else int(value)
-
-
-def markdown(study: Study) -> str:
-    """The summary as one table for each task."""
-    from deir.experiments.analysis import ALL
-
-    head = (
-        "method",
-        "runs",
-        "final return",
-        "IQM [95%]",
-        "area under the curve",
-        "episodic efficiency",
-        "lifelong efficiency",
-        "frames to 0.9 of the best",
-        "frames to return 0.9",
-    )
-    parts = []
-    for view in study.views:
-        what = f"{len(study.shared)} tasks, returns as shares of the task's best" if view == ALL else _budget(study, view)
-        parts += [f"### {_plain(view)}", "", what, "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-        for row in (row for row in study.summary if row["env"] == view):
-            cells = (
-                _plain(row["method"]),
-                runs_text(row),
-                plus_minus(row, "final"),
-                interval_text(row, "final_iqm"),
-                *(plus_minus(row, name) for name in ("auc", "episodic", "lifelong")),
-                reach_text(row, "most_best"),
-                reach_text(row, "return_0.9"),
-            )
-            parts.append(f"| {' | '.join(cells)} |")
-        parts.append("")
-    notes = [f"- {_plain(note)}" for note in study.notes]
-    legend = "Mean ± standard error over runs; frames: median over runs (runs that got there)."
-    return "\n".join([*parts, legend, *(["", *notes] if notes else [])]) + "\n"
-
-
-def _budget(study: Study, task: str) -> str:
-    return f"{study.longest[task].last:,} frames, best return {study.best[task]:.3f}"
-
-
-def _plain(text: str) -> str:
-    """A label can hold any character; these would break a table."""
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-
-
-def runs_text(row: dict[str, Any]) -> str:
-    return str(row["runs"]) if row["whole_runs"] == row["runs"] else f"{row['whole_runs']} of {row['runs']}"
-
-
-def plus_minus(row: dict[str, Any], name: str) -> str:
-    mean, error = row[f"{name}_mean"], row[f"{name}_stderr"]
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.3f}" if math.isnan(error) else f"{mean:.3f} ± {error:.3f}"
-
-
-def interval_text(row: dict[str, Any], name: str) -> str:
-    middle, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
-    if math.isnan(middle):
-        return "–"
-    return f"{middle:.3f}" if math.isnan(low) else f"{middle:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def reach_text(row: dict[str, Any], key: str) -> str:
-    reached, of, median = row[f"{key}_reached"], row[f"{key}_of"], row[f"{key}_frames_median"]
-    if not of:
-        return "–"
-    return f"{'–' if math.isnan(median) else f'{median:,.0f}'} ({reached} of {of})"

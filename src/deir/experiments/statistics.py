@@ -161,4 +161,5 @@ def band(groups: Sequence[Array], resamples: int, seed: int = 0) -> Band:
         parts = [group[part][:, points] for group, part in zip(groups, present, strict=True)]
         columns[:2, points] = mean_and_error(parts)
         columns[2:, points] = interquartile_interval(parts, resamples, seed)
-    return Band(*columns, known.sum(0))
+    mean, error, middle, low, high = columns
+    return Band(mean, error, middle, low, high, known.sum(0))
