@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,14 @@ _LOOK: Any = {
 }
 
 
-def draw_all(study: Study, out: Path) -> list[str]:
-    """Every figure into the directory; gives their names without suffix."""
+def draw_all(study: Study, out: Path, only: Container[str] | None = None) -> list[str]:
+    """Every figure (or only those named) into the directory; gives their names without suffix."""
     drawn: list[str] = []
 
-    def save(name: str, figure: Any) -> None:
+    def save(name: str, make: Callable[..., Any], *arguments: Any) -> None:
+        if only is not None and name not in only:
+            return
+        figure = make(study, *arguments)
         if figure is None:
             return
         figure.savefig(out / f"{name}.png", dpi=160, metadata={"Software": None})
@@ -52,13 +55,13 @@ def draw_all(study: Study, out: Path) -> list[str]:
         for axis in AXES:
             for statistic in STATISTICS:
                 for metric in METRICS:
-                    save(f"{_slug(METRICS[metric])}-{axis}-{statistic}", _curves(study, metric, axis, statistic))
-                save(f"all-tasks-{axis}-{statistic}", _over_tasks(study, axis, statistic))
-        save("performance-profile", _profile(study))
+                    save(f"{_slug(METRICS[metric])}-{axis}-{statistic}", _curves, metric, axis, statistic)
+                save(f"all-tasks-{axis}-{statistic}", _over_tasks, axis, statistic)
+        save("performance-profile", _profile)
         for measure in MEASURES:
-            save(f"probability-{measure}", _probability(study, measure))
+            save(f"probability-{measure}", _probability, measure)
         for threshold in THRESHOLDS:
-            save(f"frames-to-{_slug(threshold.key)}", _reach(study, threshold.key, threshold.label))
+            save(f"frames-to-{_slug(threshold.key)}", _reach, threshold.key, threshold.label)
     return drawn
 
 

@@ -39,6 +39,8 @@ class Report:
     """Title of the page."""
     by_directory: bool = False
     """Name a method by the directory above seed<S>, as for variants of one method."""
+    figures: bool = True
+    """Draw the PNG and PDF figures; the page and the tables alone are quicker."""
     resamples: int = 1000
     """Draws of the bootstrap behind every interval."""
 
@@ -58,9 +60,10 @@ def run(args: Report) -> None:
     study = Study(curves, args.resamples, notes)
     for note in study.notes:
         print(f"warning: {note}", file=sys.stderr)
-    write(study, args.out, args.title)
+    write(study, args.out, args.title, args.figures)
     print(f"{len(study.curves)} runs: {len(study.tasks)} tasks, {len(study.methods)} methods")
-    print(f"  {args.out / PAGE}   the page;  figures/ for a paper;  summary.md, *.csv the numbers")
+    drawn = ";  figures/ for a paper" if args.figures else ""
+    print(f"  {args.out / PAGE}   the page{drawn};  summary.md, *.csv the numbers")
 
 
 def _require_extra() -> None:
@@ -99,20 +102,22 @@ def check_nothing_lost(out: Path, curves: Sequence[Curve]) -> None:
         raise invalid("out", str(out), expected)
 
 
-def write(study: Study, out: Path, title: str) -> None:
+def write(study: Study, out: Path, title: str, figures: bool = True) -> None:
     """The whole report, built beside its place and then put there."""
     from deir.experiments import curves, page, plates, texts
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         new = Path(scratch) / "new"
-        (new / FIGURES).mkdir(parents=True)
+        new.mkdir()
         curves.write_table(study.curves, new / "curves.csv")
         _write_rows(study.summary, new / "summary.csv")
         _write_rows(study.probabilities, new / "probability.csv")
         _write_rows(study.profiles, new / "profile.csv")
         (new / "summary.md").write_text(texts.markdown(study))
-        plates.draw_all(study, new / FIGURES)
+        if figures:
+            (new / FIGURES).mkdir()
+            plates.draw_all(study, new / FIGURES)
         (new / PAGE).write_text(page.render(study, title))
         if out.exists():
             out.rename(Path(scratch) / "old")

@@ -83,7 +83,7 @@ def draw(sizes: Sequence[int], resamples: int, rng: np.random.Generator) -> list
 
 def interquartile_interval(groups: Sequence[Array], resamples: int, seed: int = 0) -> Interval:
     """IQM of runs [n, points] with its stratified-bootstrap interval; whole runs are drawn."""
-    return _by_points(groups, lambda part: _interquartile_interval(part, resamples, seed))
+    return _by_points(groups, resamples, lambda part: _interquartile_interval(part, resamples, seed))
 
 
 def _interquartile_interval(groups: Sequence[Array], resamples: int, seed: int) -> Interval:
@@ -92,10 +92,10 @@ def _interquartile_interval(groups: Sequence[Array], resamples: int, seed: int) 
     return _interval(interquartile_mean(groups), np.asarray(stats.trim_mean(drawn, 0.25, axis=1)), groups)
 
 
-def _by_points(groups: Sequence[Array], function: Callable[[Sequence[Array]], Interval]) -> Interval:
+def _by_points(groups: Sequence[Array], resamples: int, function: Callable[[Sequence[Array]], Interval]) -> Interval:
     """Applies `function` to a few points at a time, which bounds the memory of the draws."""
     points, runs = groups[0].shape[1], sum(len(group) for group in groups)
-    width = max(1, _CHUNK // (runs * 1000))
+    width = max(1, _CHUNK // (runs * resamples))
     parts = [function([group[:, i : i + width] for group in groups]) for i in range(0, points, width)]
     return Interval(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
@@ -117,7 +117,7 @@ def performance_profile(groups: Sequence[Array], thresholds: Array, resamples: i
         drawn = np.mean([part[index].mean(1) for part, index in zip(parts, draws, strict=True)], axis=0)
         return _interval(np.mean([part.mean(0) for part in parts], axis=0), drawn, parts)
 
-    return _by_points(above, profile)
+    return _by_points(above, resamples, profile)
 
 
 def probability_of_improvement(

@@ -16,14 +16,15 @@
 
   function layout(x, y, more = {}) {
     const style = getComputedStyle(document.documentElement);
-    const ink = style.getPropertyValue("--ink"), line = style.getPropertyValue("--line"), ground = style.getPropertyValue("--ground");
+    const ink = style.getPropertyValue("--ink"), line = style.getPropertyValue("--line"), ground = style.getPropertyValue("--ground"), quiet = style.getPropertyValue("--quiet");
     const axis = { gridcolor: line, zeroline: false, linecolor: line, tickcolor: line, ticks: "outside", ticklen: 4, automargin: true };
     return {
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-      margin: { l: narrow.matches ? 48 : 60, r: narrow.matches ? 14 : 24, t: 12, b: 50 },
+      margin: { l: narrow.matches ? 48 : 60, r: narrow.matches ? 14 : 24, t: 30, b: 50 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: ink },
       hoverlabel: { bgcolor: ground, bordercolor: line, font: { color: ink, size: 12.5 } },
-      xaxis: { ...axis, ...x, title: { text: x.title, standoff: 10 } },
+      xaxis: { ...axis, spikethickness: 1, spikecolor: quiet, spikedash: "dot", ...x, title: { text: x.title, standoff: 10 } },
       yaxis: { ...axis, ...y, title: { text: y.title, standoff: 8 } },
       ...more,
     };
@@ -41,7 +42,8 @@
     }
     if (place.querySelector("p.empty")) place.replaceChildren();
     Plotly.react(place, traces, look, {
-      displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+      displaylogo: false, responsive: true, plotlyServerURL: "",
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
       toImageButtonOptions: { format: "svg", filename: id.replace("plot-", "deir-") },
     });
   }
@@ -72,7 +74,7 @@
     const axis = chosen("axis"), statistic = chosen("statistic"), metric = get("metric").value, all = view() === data.all;
     const logX = get("log-x").checked, logY = get("log-y").checked;
     const series = (data.curves[view()] || {})[metric] || {};
-    const methods = shown().filter((method) => series[method.name]).reverse(); // the first one on top
+    const methods = shown().filter((method) => series[method.name]);
     const [unit, unitName] = axis === "seconds" && !all && methods.length ? timeUnit(series) : [1, axis];
     const middles = methods.flatMap((method) => series[method.name][statistic]).filter((value) => value > 0);
     const floor = logY && middles.length ? Math.min(...middles) / 2 : -Infinity;
@@ -90,9 +92,10 @@
         return `<b>${escaped(method.name)}</b> ${number(m)}${around}, ${one.runs[i]} of ${one.of} runs`;
       });
       const line = { color: color(method), dash: method.dash };
+      const zorder = data.methods.length - data.methods.indexOf(method); // the first one on top
       bands.push({ x: bandX, y: bandY, name: method.name, mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: shade(color(method), 0.15), hoverinfo: "skip" });
-      lines.push({ x, y: middle, name: method.name, mode: "lines", opacity: 0.5, line: { ...line, width: 1 }, text, hovertemplate: "%{text}<extra></extra>" });
-      lines.push({ x, y: middle.map((m, i) => (one.runs[i] === one.of ? m : null)), name: method.name, mode: "lines", line: { ...line, width: method.width }, hoverinfo: "skip" });
+      lines.push({ x, y: middle, name: method.name, mode: "lines", zorder, opacity: 0.5, line: { ...line, width: 1 }, text, hovertemplate: "%{text}<extra></extra>" });
+      lines.push({ x, y: middle.map((m, i) => (one.runs[i] === one.of ? m : null)), name: method.name, mode: "lines", zorder, line: { ...line, width: method.width }, hoverinfo: "skip" });
     }
     const scaled = all && metric === "return_mean";
     const label = scaled ? "return ÷ best return" : data.metrics[metric];
@@ -169,7 +172,7 @@
     const most = all ? 1 : Math.max(0, ...rows.map((row) => row.budget));
     draw("plot-reach", traces, layout(
       { title: all ? "share of the frames" : "frames", range: [0, most * 1.03] }, lanes(methods.map((method) => method.name)),
-      { hovermode: "closest", annotations: notes, margin: { l: narrow.matches ? 48 : 60, r: 70, t: 12, b: 50 } }));
+      { hovermode: "closest", annotations: notes, margin: { l: narrow.matches ? 48 : 60, r: 70, t: 30, b: 50 } }));
   }
 
   function showRows() {
