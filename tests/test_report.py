@@ -191,6 +191,7 @@ def test_over_tasks_returns_are_shares_of_the_best_and_only_shared_tasks_count(t
         for method, level in (("deir", 0.8), ("none", 0.4)):
             make_run(tmp_path / task / method, [level * scale] * 4, {"id": task}, method)
     make_run(tmp_path / "C", [5.0] * 4, {"id": "C"})
+    make_run(tmp_path / "begun", [0.1], {"id": "A"}, "rnd")  # stops no other method from being compared
     study = study_of(tmp_path)
     assert study.shared == ["A", "B"] and study.views == [ALL, "A", "B", "C"]
     assert row_of(study, ALL, "deir")["final_mean"] == pytest.approx(1)
@@ -233,7 +234,7 @@ def test_the_command_writes_everything_and_can_be_repeated(tmp_path, monkeypatch
     out = tmp_path / "out"
     report_on(monkeypatch, tmp_path / "runs", "--out", out, "--no-figures", "--resamples", 100)
     assert {path.name for path in out.iterdir()} == {*report.TABLES, report.PAGE}
-    assert "18 runs: 2 tasks, 3 methods" in capsys.readouterr().out
+    assert "18 runs, 2 tasks, 3 methods" in capsys.readouterr().out
     with (out / "summary.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 9 and {row["env"] for row in rows} == {ALL, "DoorKey-8x8", "FourRooms"}

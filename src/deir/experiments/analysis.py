@@ -118,8 +118,9 @@ class Study:
         return values[np.isfinite(values)]
 
     def _shared(self, task: str) -> bool:
-        """Compared over tasks is only what every method has run to its end."""
-        return self.best[task] > 0 and all(len(self._finals(task, method)) for method in self.methods)
+        """Compared over tasks is only what every method (that has any whole run) has run to its end."""
+        started = [m for m in self.methods if any(len(self._finals(t, m)) for t in self.tasks)]
+        return self.best[task] > 0 and all(len(self._finals(task, method)) for method in started)
 
     def _run_figures(self, curve: Curve) -> RunFigures:
         frames, columns = curve.frames, curve.columns

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from deir.experiments.analysis import ALL, MEASURES, METRICS, THRESHOLDS, Study
 from deir.experiments.palette import Style, styles
-from deir.experiments.texts import interval_text, plus_minus, reach_text, runs_text
+from deir.experiments.texts import counted, interval_text, plus_minus, reach_text, runs_text
 
 COLUMNS = (
     "method",
@@ -62,16 +62,12 @@ def _facts(study: Study) -> str:
     counts = [len(runs) for task in study.tasks for m in study.methods if (runs := study.of(task, m))]
     budgets = [study.longest[task].last for task in study.tasks]
     frames = f"{min(budgets):,}" if min(budgets) == max(budgets) else f"{min(budgets):,} to {max(budgets):,}"
-    parts = (_count(len(study.tasks), "task"), _count(len(study.methods), "method"), f"{_span(counts)} each")
+    parts = (counted(len(study.tasks), "task"), counted(len(study.methods), "method"), f"{_span(counts)} each")
     return f"{', '.join(parts)}, {frames} frames a run."
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _span(counts: list[int]) -> str:
-    return _count(counts[0], "seed") if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} seeds"
+    return counted(counts[0], "seed") if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} seeds"
 
 
 def _method(name: str, style: Style) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _KNOWN = {
     "deir-inverse": "#6677CC",
     "deir-forward": "#CC6677",
 }
-_BASELINES = ("deir", "noveld", "ngu", "rnd", "icm", "none")  # solid lines
+_BASELINES = 6  # the first of them, with solid lines
 _DASHES = ("dash", "dot", "dashdot", "longdash")
 _MATPLOTLIB_DASHES = {
     "solid": "solid",
@@ -54,15 +54,16 @@ class Style:
 
 
 def styles(methods: Iterable[str]) -> dict[str, Style]:
-    """Known methods have their own colour; other labels take the free ones in order, each round with another dash."""
+    """Known methods have their own look; other labels take the free colours in order, each with the next dash."""
     methods = list(methods)
     free = [color for name, color in _KNOWN.items() if name not in methods] or list(_KNOWN.values())
     found: dict[str, Style] = {}
-    others = [name for name in methods if name not in _BASELINES]
+    strangers = 0
     for name in methods:
-        number = others.index(name) if name in others else 0
-        new = [other for other in others if other not in _KNOWN]
-        color = _KNOWN.get(name) or free[new.index(name) % len(free)]
-        dash = _DASHES[number % len(_DASHES)] if name in others else "solid"
+        if name in _KNOWN:
+            color, number = _KNOWN[name], list(_KNOWN).index(name) - _BASELINES
+        else:
+            color, number, strangers = free[strangers % len(free)], strangers, strangers + 1
+        dash = _DASHES[number % len(_DASHES)] if number >= 0 else "solid"
         found[name] = Style(color, dash, name == EMPHASISED)
     return found

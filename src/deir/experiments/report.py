@@ -53,6 +53,7 @@ def run(args: Report) -> None:
     _require_extra()
     from deir.experiments.analysis import Study
     from deir.experiments.curves import read_all
+    from deir.experiments.texts import counted
 
     check_out(args.out)
     curves, notes = read_all(args.runs, args.by_directory)
@@ -61,7 +62,8 @@ def run(args: Report) -> None:
     for note in study.notes:
         print(f"warning: {note}", file=sys.stderr)
     write(study, args.out, args.title, args.figures)
-    print(f"{len(study.curves)} runs: {len(study.tasks)} tasks, {len(study.methods)} methods")
+    counts = (len(study.curves), "run"), (len(study.tasks), "task"), (len(study.methods), "method")
+    print(", ".join(counted(*pair) for pair in counts))
     drawn = ";  figures/ for a paper" if args.figures else ""
     print(f"  {args.out / PAGE}   the page{drawn};  summary.md, *.csv the numbers")
 

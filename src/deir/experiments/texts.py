@@ -51,6 +51,10 @@ def _plain(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def runs_text(row: dict[str, Any]) -> str:
     return str(row["runs"]) if row["whole_runs"] == row["runs"] else f"{row['whole_runs']} of {row['runs']}"
 
