@@ -39,7 +39,7 @@ def test_rewards_know_nothing_of_ppo_envs_or_training(path):
 
 @pytest.mark.parametrize("path", [p for p in modules("**/*.py") if "experiments" not in p.parts], ids=lambda p: p.stem)
 def test_heavy_tools_live_above(path):
-    heavy = {"ray", "optuna", "plotly", "matplotlib", "stable_baselines3"}
+    heavy = {"ray", "optuna", "plotly", "scipy", "matplotlib", "stable_baselines3"}
     assert not {name for name in imports_of(path) if name.split(".")[0] in heavy}
 
 

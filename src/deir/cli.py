@@ -25,6 +25,7 @@ USAGE = """deir: train agents that explore.
   deir list envs|methods|presets  what there is
   deir sweep FILE.yaml            tasks x methods x seeds, on this machine or on a Ray cluster
   deir tune FILE.yaml             search for good values of any option
+  deir report RUNS... --out DIR   curves and statistics of many runs: a page, figures, tables
   deir bench                      speed, memory and efficiency on this machine
 """
 
@@ -260,7 +261,21 @@ def tune(argv: list[str]) -> None:
     raise SystemExit(run_study(tyro.cli(Tune, args=argv, prog="deir tune")))
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "list": show_list, "sweep": sweep, "tune": tune, "bench": bench}
+def report(argv: list[str]) -> None:
+    from deir.experiments.report import Report, run
+
+    run(tyro.cli(Report, args=argv, prog="deir report"))
+
+
+COMMANDS = {
+    "train": train,
+    "evaluate": evaluate,
+    "list": show_list,
+    "sweep": sweep,
+    "tune": tune,
+    "report": report,
+    "bench": bench,
+}
 
 
 def main() -> None:

@@ -1,0 +1,171 @@
+"""The page of a report in a real browser, opened from disk."""
+
+import os
+import shutil
+
+import pytest
+
+from deir.experiments import page
+from deir.experiments.analysis import Study
+from deir.experiments.curves import read_all
+from made_runs import make_sweep
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ADVICE = "the tests of the page need Chromium: apt-get install chromium"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not CHROMIUM:
+        if os.environ.get("DEIR_REQUIRE_BROWSER"):
+            pytest.fail(ADVICE)
+        pytest.skip(ADVICE)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    root = tmp_path_factory.mktemp("page")
+    make_sweep(root / "runs", methods=("deir", "none", "<b>bold</b> & co"))
+    curves, notes = read_all([root / "runs"])
+    (root / "report.html").write_text(page.render(Study(curves, 100, notes), "Made <i>up</i>"))
+    return root / "report.html"
+
+
+@pytest.fixture
+def opened(browser, path):
+    """The loaded page, with everything that went wrong in it."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(60_000)
+    tab = context.new_page()
+    tab.troubles = []
+    tab.on("console", lambda message: tab.troubles.append(message.text) if message.type in ("error", "warning") else 0)
+    tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
+    tab.on(
+        "request",
+        lambda request: (
+            None if request.url.startswith(("file:", "data:", "blob:")) else tab.troubles.append(request.url)
+        ),
+    )
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("#plot-reach .main-svg")
+    yield tab
+    assert tab.troubles == []
+    context.close()
+
+
+def traces(tab, plot="plot-curves"):
+    """Names of what a plot shows."""
+    return tab.evaluate(f"[...new Set(document.getElementById('{plot}').data.map(trace => trace.name))]")
+
+
+def drawn(tab, plot="plot-curves"):
+    """The lines on the screen."""
+    return tab.evaluate(
+        f"[...document.querySelectorAll('#{plot} .scatterlayer path.js-line')].map(p => p.getAttribute('d'))"
+    )
+
+
+def test_it_loads_without_errors_and_without_the_network(opened):
+    assert opened.title() == "Made <i>up</i>"
+    assert opened.locator(".main-svg").count() >= 4
+    assert opened.locator(".facts").inner_text() == "2 tasks, 3 methods, 3 seeds each, 10,000 frames a run."
+    assert opened.locator("b", has_text="bold").count() == 0  # labels are text
+
+
+def test_a_chip_hides_its_method_in_every_plot_and_in_the_table(opened):
+    before = drawn(opened)
+    chip = opened.locator(".chip", has_text="none")
+    rows = opened.locator("#summary tbody tr:visible")
+    assert rows.count() == 3
+    chip.focus()
+    opened.keyboard.press("Enter")
+    assert chip.get_attribute("aria-pressed") == "false"
+    assert "none" not in traces(opened) and "none" not in traces(opened, "plot-profile")
+    assert 0 < len(drawn(opened)) < len(before)
+    assert rows.count() == 2
+    opened.locator("#everything").click()
+    assert drawn(opened) == before
+
+
+def test_all_methods_hidden_is_said_and_undone(opened):
+    for chip in opened.locator(".chip").all():
+        chip.click()
+    assert opened.locator("#plot-curves").inner_text() == "No method is chosen."
+    opened.locator(".chip", has_text="deir").click()
+    assert traces(opened) == ["deir"] and drawn(opened)
+
+
+def test_scales_axes_statistics_metrics_and_tasks_change_the_plot(opened):
+    def layout(key):
+        return opened.evaluate(f"document.getElementById('plot-curves')._fullLayout.{key}")
+
+    seen = [drawn(opened)]
+
+    def changed():
+        seen.append(drawn(opened))
+        return seen[-1] != seen[-2] and bool(seen[-1])
+
+    assert layout("yaxis.type") == "linear"
+    opened.locator("#log-y").check(force=True)
+    assert layout("yaxis.type") == "log" and changed()
+    opened.locator("#log-x").check(force=True)
+    assert layout("xaxis.type") == "log" and changed()
+    opened.locator("#view").select_option(label="FourRooms")
+    assert layout("xaxis.title.text") == "frames" and changed()
+    opened.locator("input[value=seconds]").check(force=True)
+    assert layout("xaxis.title.text") == "seconds" and changed()
+    opened.locator("input[value=iqm]").check(force=True)
+    assert "interquartile" in opened.locator("#say-curves").inner_text()
+    opened.locator("#metric").select_option("intrinsic_reward_mean")
+    assert layout("yaxis.title.text") == "intrinsic reward" and changed()
+    opened.locator("#view").select_option(index=0)  # over tasks there is no intrinsic reward
+    assert layout("yaxis.title.text") == "return ÷ best return" and changed()
+
+
+def test_hover_tells_the_numbers(opened):
+    box = opened.locator("#plot-curves").bounding_box()
+    opened.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.5)
+    opened.wait_for_function("document.querySelector('#plot-curves .hoverlayer').textContent.includes('6 of 6 runs')")
+    text = opened.locator("#plot-curves .hoverlayer").text_content()
+    assert "deir" in text and "<b>bold</b> & co" in text
+
+
+def test_the_table_sorts(opened):
+    def column(number):
+        return opened.locator(f"#summary tbody tr:visible > :nth-child({number})").all_inner_texts()
+
+    heading = opened.locator("#summary thead th", has_text="final return")
+    heading.locator("button").click()
+    falling = column(3)
+    assert heading.get_attribute("aria-sort") == "descending" and falling == sorted(falling, reverse=True)
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending" and column(3) == falling[::-1]
+
+
+def test_probability_follows_its_controls(opened):
+    opened.locator("#measure").select_option("auc")
+    opened.locator("#reference").select_option(label="none")
+    values = opened.evaluate(
+        "document.getElementById('plot-probability').data.filter(t => t.mode == 'markers').map(t => t.x[0])"
+    )
+    assert len(values) == 2 and values[0] == 0  # none against deir
+
+
+def test_a_phone_scrolls_only_downwards_and_dark_is_dark(browser, path):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    context.set_default_timeout(60_000)
+    tab = context.new_page()
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("#plot-reach .main-svg")
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    red = tab.evaluate("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
+    assert red < 60
+    context.close()
