@@ -44,7 +44,8 @@ def probe_figure(table: Path, out: Path, config: Config) -> None:
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names))
     seeds = len({row["seed"] for row in rows})
-    figure.suptitle(f"Validation losses of probes on trajectory embeddings ({seeds} seeds, mean ± standard error)")
+    spread = ", mean ± standard error" if seeds > 1 else ""
+    figure.suptitle(f"Validation losses of probes on trajectory embeddings (seeds: {seeds}{spread})")
     figure.savefig(out, dpi=120)
     plt.close(figure)
 
@@ -94,7 +95,7 @@ def distances_figure(directory: Path, config: Config) -> None:
         misfit = float(fits[label]["misfit"])
         right.stairs(density, [*low, high[-1]], color=colour, label=f"{int(label):,} frames (misfit {misfit:.2f})")
         right.plot((low + high) / 2, expected, color=colour, linestyle=":", linewidth=1)
-    right.set_title("snapshots, dotted: their exponential fits")
+    right.set(title="snapshots; an exponential is a straight line (dotted: the fits)", yscale="log", ylim=(1e-4, None))
     for axis in (left, right):
         axis.set(xlabel="dist(o$_{t+1}$, o$_i$)", ylabel="density", xlim=(0, high[-1]))
         axis.grid(alpha=0.3)

@@ -83,7 +83,9 @@ def episode_distances(model: EpisodicNovelty, rollout: Rollout, carry: Carry) ->
     rows = torch.arange(len(keys), device=keys.device)
     found = []
     for n in range(first.shape[1]):
-        distances = torch.cdist(seen.next_obs[:, n].double(), keys[:, n].double())  # [T, L+T]
+        distances = torch.cdist(  # without matrix products, so that equal observations are at distance 0
+            seen.next_obs[:, n].double(), keys[:, n].double(), compute_mode="donot_use_mm_for_euclid_dist"
+        )  # [T, L+T]
         inside = (rows >= first[:, n, None]) & (rows < history.depth + torch.arange(len(first))[:, None].to(rows))
         found.append(distances[inside & rollout.valid[:, n, None]])
     return torch.cat(found).cpu()
@@ -131,8 +133,8 @@ def describe(fit: Fit) -> str:
 
 
 def histograms(samples: dict[str, Sample], bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Common edges [B+1] up to the 99.9th percentile of everything, and the density of each sample [B]."""
-    top = float(np.percentile(np.concatenate(list(samples.values())), 99.9)) or 1.0
+    """Common edges [B+1] up to the 99th percentile of everything, and the density of each sample [B]."""
+    top = float(np.percentile(np.concatenate(list(samples.values())), 99)) or 1.0
     edges = np.linspace(0, top, bins + 1)
     counts = {label: np.histogram(sample, edges)[0] for label, sample in samples.items()}
     return edges, {label: count / (len(samples[label]) * np.diff(edges)) for label, count in counts.items()}

@@ -96,6 +96,17 @@ def constant_losses(training: Tensor, validation: Tensor) -> Tensor:
     return losses(torch.cat([shares.logit(), means[BINARY:]]).expand_as(validation), validation)
 
 
+def teach(
+    probes: Probes, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor, size: int, order: torch.Generator
+) -> None:
+    """One pass over the examples [V, H], [V, 5]; each probe has its own parameters, so the sum teaches each alone."""
+    probes.train()
+    for chosen in minibatches(torch.arange(len(inputs)), size, order):
+        optimizer.zero_grad()
+        losses(probes(inputs[chosen]), labels[chosen]).sum().backward()
+        optimizer.step()
+
+
 class Student:
     """One model and its probes."""
 
@@ -120,7 +131,10 @@ class Student:
         self.moments.update(raw[training.rollout.valid])
         self.stage.generator = torch_generator(self.config.seed, "probe", "shuffles", lesson)  # the same for all
         self.stage.finish_update()
-        self.teach_probes(*examples(self.embeddings(training, before), training), lesson)
+        inputs, labels = examples(self.embeddings(training, before), training)
+        order = torch_generator(self.config.seed, "probe", "examples", lesson)
+        for _ in range(self.options.probe_epochs):
+            teach(self.probes, self.optimizer, inputs, labels, self.config.reward.minibatch_size, order)
         unseen = self.embeddings(validation, self.unseen_carry)
         self.unseen_carry = {"hidden": unseen[-1]}
         inputs, labels = examples(unseen, validation)
@@ -132,15 +146,6 @@ class Student:
     def embeddings(self, data: Labelled, carry: Carry) -> Tensor:
         """e_traj_t with the model as it is now. [T, N, H]"""
         return self.model.embed(data.rollout, carry).after
-
-    def teach_probes(self, inputs: Tensor, labels: Tensor, lesson: int) -> None:
-        generator = torch_generator(self.config.seed, "probe", "examples", lesson)
-        self.probes.train()
-        for _ in range(self.options.probe_epochs):
-            for chosen in minibatches(torch.arange(len(inputs)), self.config.reward.minibatch_size, generator):
-                self.optimizer.zero_grad()
-                losses(self.probes(inputs[chosen]), labels[chosen]).sum().backward()
-                self.optimizer.step()
 
 
 def examples(embeddings: Tensor, data: Labelled) -> tuple[Tensor, Tensor]:
