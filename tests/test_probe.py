@@ -253,6 +253,7 @@ def test_a_trained_run_can_collect(tmp_path):
         (["--hidden", "-1"], "hidden"),
         (["--probe-rate", "0"], "probe_rate"),
         (["--jobs", "0"], "jobs"),
+        (["--env", "FourRooms"], "one key, one door and one goal"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(words, message, tmp_path):

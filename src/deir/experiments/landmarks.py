@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deir.envs import cells
+from deir.config import EnvConfig
+from deir.envs import cells, make_envs
 from deir.envs.base import EnvStep, VectorEnvs
 from deir.envs.minigrid import GridStates, MiniGridEnvs
 from deir.errors import invalid
@@ -76,6 +78,16 @@ def labelled(envs: VectorEnvs, task: str) -> LabelledEnvs:
         if not ((kinds == kind).sum((1, 2)) == 1).all():
             raise invalid("env", task, EXPECTED)
     return LabelledEnvs(envs)
+
+
+def check_task(config: EnvConfig) -> None:
+    """Refuses a task that has no such labels, by its first layout."""
+    envs = make_envs(replace(config, n_envs=1, layout_worker=False))
+    try:
+        envs.reset()
+        labelled(envs, config.id)
+    finally:
+        envs.close()
 
 
 def as_envs(recorded: LabelledEnvs) -> VectorEnvs:

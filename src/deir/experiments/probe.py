@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from deir.config import Config
 from deir.errors import invalid
-from deir.experiments.landmarks import BINARY, LABELS
+from deir.experiments.landmarks import BINARY, LABELS, check_task
 from deir.experiments.pool import parse_seeds
 from deir.experiments.trajectories import Labelled, samples
 from deir.functional import minibatches, moments
@@ -244,6 +244,7 @@ def check(options: Probe) -> list[int]:
     seeds = parse_seeds(options.seeds) if options.seeds else [options.seed]
     for seed in seeds:
         validate(agent_config(options, seed))
+    check_task(agent_config(options, seeds[0]).env)
     check_vacant(options.out)
     return seeds
 
