@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -16,6 +15,7 @@ import tyro
 from deir.config import Config, flatten, load_yaml, to_dict
 from deir.display import Display, error
 from deir.errors import UserError, invalid, unknown
+from deir.options import named_over, peek, without
 
 USAGE = """deir: train agents that explore.
 
@@ -26,6 +26,8 @@ USAGE = """deir: train agents that explore.
   deir sweep FILE.yaml            tasks x methods x seeds, on this machine or on a Ray cluster
   deir tune FILE.yaml             search for good values of any option
   deir report RUNS... --out DIR   curves and statistics of many runs: a page, figures, tables
+  deir probe                      what the embeddings of three models know about the state (Figure 7)
+  deir distances                  how far apart observations of an episode are, through training (Figure A1)
   deir bench                      speed, memory and efficiency on this machine
 """
 
@@ -85,33 +87,17 @@ def _parse_train(argv: list[str]) -> Train:
     """The preset depends on a few options, so those are looked at first; the rest is laid over it."""
     from deir.run import configure, load_config
 
-    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flags in (["--env", "--env.id"], ["--method"], ["--preset"], ["--config"], ["--resume"]):
-        peek.add_argument(*flags, dest=flags[0].lstrip("-"), nargs="?")
     if argv and not argv[0].startswith("-"):
         raise UserError(f"train: got {argv[0]!r}, expected options; for a task type: deir train --env {argv[0]}")
-    found, _ = peek.parse_known_args(argv)
+    found = peek(argv)
     if found.resume:
         base = load_config(Path(found.resume), "resume")
     else:
         overrides: dict[str, Any] = load_yaml(Path(found.config)) if found.config else {}
-        if found.env:
-            env = overrides.get("env", {})
-            overrides["env"] = {**(env if isinstance(env, dict) else {}), "id": found.env}
-        overrides.update({name: getattr(found, name) for name in ("method", "preset") if getattr(found, name)})
-        base = configure(overrides)
-        argv = _without(argv, "--preset")  # resolved: `auto` on the command line must not come back
+        base = configure(named_over(overrides, found))
+        argv = without(argv, "--preset")  # resolved: `auto` on the command line must not come back
     default = Train(**{f.name: getattr(base, f.name) for f in dataclasses.fields(Config)})
     return tyro.cli(Train, args=argv, default=default, prog="deir train")
-
-
-def _without(argv: list[str], flag: str) -> list[str]:
-    kept, skip = [], False
-    for word in argv:
-        if not skip and word != flag and not word.startswith(f"{flag}="):
-            kept.append(word)
-        skip = word == flag
-    return kept
 
 
 def train(argv: list[str]) -> None:
@@ -267,6 +253,18 @@ def report(argv: list[str]) -> None:
     run(tyro.cli(Report, args=argv, prog="deir report"))
 
 
+def probe(argv: list[str]) -> None:
+    from deir.experiments.probe import main
+
+    main(argv)
+
+
+def distances(argv: list[str]) -> None:
+    from deir.experiments.distances import main
+
+    main(argv)
+
+
 COMMANDS = {
     "train": train,
     "evaluate": evaluate,
@@ -274,6 +272,8 @@ COMMANDS = {
     "sweep": sweep,
     "tune": tune,
     "report": report,
+    "probe": probe,
+    "distances": distances,
     "bench": bench,
 }
 

@@ -247,7 +247,7 @@ def _train(trainer: Trainer, run: RunDirectory, listener: Listener | None, rows:
     status = "finished"
     try:
         with _signals_noted() as signals:
-            while not trainer.finished and not _target_reached(row, config):
+            while not trainer.finished and not target_reached(row, config):
                 trainer.keep()
                 started, frames = time.perf_counter(), trainer.frames
                 try:
@@ -276,7 +276,7 @@ def _train(trainer: Trainer, run: RunDirectory, listener: Listener | None, rows:
                 if signals:
                     status = "interrupted"
                     raise Interrupted
-            status = "target reached" if _target_reached(row, config) else "finished"
+            status = "target reached" if target_reached(row, config) else "finished"
             _checkpoint(trainer, run)
     finally:
         log.close()
@@ -291,7 +291,7 @@ def _number(text: Any) -> Any:
         return text
 
 
-def _target_reached(row: Row, config: Config) -> bool:
+def target_reached(row: Row, config: Config) -> bool:
     """The mean must be over a full window of episodes: one lucky episode is not a target reached."""
     mean = row.get("return_mean")
     if config.target_return is None or mean is None or int(row["episodes"]) < WINDOW:

@@ -6,7 +6,7 @@ step. There is no Python loop over environments but over those that begin a new 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -39,6 +39,16 @@ _FORWARD_Y = np.array([0, 1, 0, -1])
 _LARGEST_PICTURE = 640  # pixels, where the tiles' 32 would be more
 
 Indices = NDArray[np.int64]
+
+
+class GridStates(NamedTuple):
+    """The full states of all N environments but their step counts; cells and carried objects are codes of `cells`."""
+
+    cells: NDArray[np.uint16]  # [N, H, W]
+    x: Indices  # [N] of the agent
+    y: Indices  # [N]
+    directions: Indices  # [N]
+    carrying: NDArray[np.uint16]  # [N] EMPTY: nothing
 
 
 class MiniGridEnvs:
@@ -212,16 +222,15 @@ class MiniGridEnvs:
         y, x = np.divmod(self._positions - self._origins, self._stride)
         return x, y
 
+    def states(self) -> GridStates:
+        """What stands behind the observations at this moment, for analysis; a copy."""
+        return GridStates(self._cells.copy(), *self._coordinates(), self._directions.copy(), self._carrying.copy())
+
     def state_dict(self) -> dict[str, Any]:
-        x, y = self._coordinates()
         return {
             "task": self._spec.name,
             "seed": self._seed,
-            "cells": self._cells.copy(),  # [N, H, W]
-            "x": x,
-            "y": y,
-            "directions": self._directions.copy(),
-            "carrying": self._carrying.copy(),
+            **self.states()._asdict(),
             "steps": self._steps.copy(),
             "episodes": self._episodes.copy(),
             "observations": self._observations.copy(),  # with noise they cannot be made again

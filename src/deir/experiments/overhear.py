@@ -1,0 +1,36 @@
+"""Listening to a training run without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from deir.config import Config
+from deir.networks import Encoder
+from deir.stage import LocalStage
+from deir.trainer import Trainer
+from deir.types import Rollout
+
+
+class Overheard:
+    """A reward stage that tells a listener of each rollout before it computes its reward."""
+
+    def __init__(self, stage: LocalStage, listener: Callable[[Rollout, LocalStage], None]) -> None:
+        self.stage, self.listener = stage, listener
+
+    def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
+        self.listener(rollout, self.stage)
+        return self.stage.compute(rollout, average, encoder)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stage, name)
+
+
+def overhear(config: Config, listener: Callable[[Rollout, LocalStage], None]) -> Trainer:
+    """A trainer in one process, whose rollouts and reward model the listener sees."""
+    trainer = Trainer(config)
+    assert isinstance(trainer.stage, LocalStage), "set reward.process to False"
+    trainer.stage = Overheard(trainer.stage, listener)  # type: ignore[assignment]
+    return trainer
