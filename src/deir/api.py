@@ -13,7 +13,7 @@ from torch import Tensor
 from deir import checkpoint, run
 from deir.config import Config
 from deir.envs import make_envs
-from deir.policy import Policy, sample_actions
+from deir.policy import Policy
 from deir.seeding import torch_generator
 
 
@@ -62,7 +62,7 @@ class Agent:
     @torch.no_grad()
     def act(
         self, observations: NDArray[Any], state: Tensor | None = None, greedy: bool = False
-    ) -> tuple[NDArray[np.int64], Tensor]:
+    ) -> tuple[NDArray[Any], Tensor]:
         """Actions for one observation [*obs] or for several [N, *obs], and the memory to pass in next time.
 
         Begin an episode with `state=None`; of several environments, zero the rows of those that begin one.
@@ -71,8 +71,9 @@ class Agent:
         single = batch.dim() == self.policy.observation_dims
         batch = batch[None] if single else batch
         hidden = self.policy.initial_hidden(len(batch)) if state is None else state
-        logits, _, hidden = self.policy(batch, hidden)
-        actions = logits.argmax(-1) if greedy else sample_actions(logits, self.generator)
+        outputs, _, hidden = self.policy(batch, hidden)
+        kind = self.policy.actions
+        actions = kind.taken(kind.mode(outputs) if greedy else kind.sample(outputs, self.generator))
         return (actions[0] if single else actions).numpy(), hidden
 
 

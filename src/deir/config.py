@@ -59,6 +59,10 @@ class EnvConfig:
     """Noise on observations scaled to [0, 1] (the paper's words) or on the raw integer codes (its figures)."""
     invisible_obstacles: bool = False
     """MiniGrid: walls, unseen and empty cells look alike (Algorithm A5)."""
+    direction: bool = False
+    """MiniGrid: the agent also sees which way it faces."""
+    mission: bool = False
+    """MiniGrid: the agent also reads its mission, as words; through Gymnasium, which is slower."""
     max_steps: int | None = None
     """Longest episode; the task's own when not given."""
     time_penalty: bool = True
@@ -87,6 +91,10 @@ class NetworkConfig:
     """Width of the output heads' hidden layers."""
     norm: Literal["batch", "layer", "none"] = "batch"
     """Normalisation of all non-recurrent layers and of the input."""
+    box_policy: Literal["squashed", "clipped"] = "squashed"
+    """Continuous actions: Gaussian draws brought into their bounds by tanh, or by cutting them off."""
+    log_std: float = 0.0
+    """Continuous actions: logarithm of the initial standard deviation, of actions scaled to -1 … 1."""
 
 
 @dataclass(frozen=True)

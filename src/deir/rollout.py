@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from deir.envs.base import EnvStep, VectorEnvs
 from deir.frozen import FrozenPolicy, ObservationCache
 from deir.metrics import Timer
 from deir.networks import grid_padding
 from deir.patches import ObservationTable, tabulate
-from deir.policy import Policy, gumbel_noise
+from deir.policy import Policy
 from deir.types import PolicyTrace, Rollout
 
 
@@ -44,11 +43,11 @@ def collect(
     with timer("forward"):
         frozen = FrozenPolicy(policy)
         cache = ObservationCache(frozen, known) if envs.repeats else None
-        n_actions = frozen.actor_last[1].shape[0]
-        noise = gumbel_noise((steps, envs.n_envs, n_actions), generator).to(position.hidden.device)
+        kind = policy.actions
+        noise = kind.noise((steps, envs.n_envs), generator).to(position.hidden.device)
     device = position.hidden.device
     seen: list[Any] = []  # names, or the observations themselves where nothing repeats
-    starts, actions, logits, hidden_before, hidden_after, env_steps = [], [], [], [], [], []
+    starts, actions, choices, outputs, hidden_before, hidden_after, env_steps = [], [], [], [], [], [], []
     states = [envs.state_hashes()]
     observations, start, hidden = position.observations, position.starts, position.hidden
     for t in range(steps):
@@ -61,10 +60,11 @@ def collect(
                 gates = cache.gates.index_select(0, seen[-1])
             starts.append(start)
             hidden_before.append(hidden * torch.from_numpy(~start).to(device)[:, None] if start.any() else hidden)
-            logit, hidden = frozen.step(gates, hidden_before[-1])
+            output, hidden = frozen.step(gates, hidden_before[-1])
             hidden_after.append(hidden)
-            logits.append(logit)
-            actions.append((logit + noise[t]).argmax(-1))
+            outputs.append(output)
+            choices.append(kind.choose(output, noise[t]))
+            actions.append(kind.taken(choices[-1]))
         with timer("env"):
             env_steps.append(envs.step(actions[-1].cpu().numpy()))
             observations, start = env_steps[-1].observations, env_steps[-1].starts
@@ -73,8 +73,9 @@ def collect(
         table, ids, final_ids = _tabulate(envs, cache, seen, observations, env_steps, device)
         rollout = _assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, states, device)
         trace = _trace(
-            policy, rollout, torch.stack(logits), torch.stack(hidden_before), torch.stack(hidden_after), bootstrap
-        )
+            policy, rollout, torch.stack(outputs), torch.stack(choices), torch.stack(hidden_before),
+            torch.stack(hidden_after), bootstrap,
+        )  # fmt: skip
     return rollout, trace, Position(observations, start, hidden), env_steps
 
 
@@ -136,10 +137,16 @@ def _assemble(
 
 
 def _trace(
-    policy: Policy, rollout: Rollout, logits: Tensor, before: Tensor, after: Tensor, bootstrap: bool
+    policy: Policy,
+    rollout: Rollout,
+    outputs: Tensor,  # [T, N, A]
+    choices: Tensor,  # [T, N, …]
+    before: Tensor,  # [T, N, H]
+    after: Tensor,  # [T, N, H]
+    bootstrap: bool,
 ) -> PolicyTrace:
-    """Log-probabilities and values of all steps at once. logits: [T, N, A]; before, after: [T, N, H]"""
-    log_probs = F.log_softmax(logits, -1).gather(-1, rollout.actions[..., None])[..., 0]
+    """Log-probabilities and values of all steps at once."""
+    log_probs = policy.actions.log_prob(outputs, choices)
     values = policy.critic(after.flatten(0, 1)).view(rollout.shape)
     last = after[-1] * ~rollout.starts[-1][:, None]
     _, last_values, _ = policy(rollout.table.rows(rollout.ids[-1]), last)
@@ -148,4 +155,4 @@ def _trace(
         memory = after.flatten(0, 1)[rollout.final_indices]
         _, final_values, _ = policy(rollout.table.rows(rollout.final_ids), memory)
         next_values = next_values.flatten().index_copy(0, rollout.final_indices, final_values).view(rollout.shape)
-    return PolicyTrace(before, log_probs, values, next_values)
+    return PolicyTrace(before, log_probs, values, next_values, choices)
