@@ -20,9 +20,8 @@ class Policy(nn.Module):
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: NetworkConfig
     ) -> None:
         super().__init__()
-        assert observation_space.shape is not None
         self.actions = actions_of(action_space, config.box_policy)
-        self.observation_dims = len(observation_space.shape)
+        self.observation_space = observation_space
         kind = encoder_kind(config.encoder, observation_space, images="impala")
         self.encoder = make_encoder(kind, observation_space, config.features, config.norm)
         self.gru = nn.GRUCell(config.features, config.hidden)

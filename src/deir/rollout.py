@@ -16,6 +16,7 @@ from deir.metrics import Timer
 from deir.networks import grid_padding
 from deir.patches import ObservationTable, tabulate
 from deir.policy import Policy
+from deir.spaces import packed_view
 from deir.types import PolicyTrace, Rollout
 
 
@@ -99,8 +100,8 @@ def _tabulate(
     final_ids = cache.lookup(finals) if len(finals) else ids.new_zeros(0)
     used, names = torch.cat([ids.flatten(), final_ids]).unique(return_inverse=True)
     distinct = torch.from_numpy(np.stack(cache.observations))[used]
-    assert envs.observation_space.shape is not None
-    table, renamed = tabulate(distinct.to(device), True, grid_padding(envs.observation_space.shape))
+    view = packed_view(envs.observation_space)
+    table, renamed = tabulate(distinct.to(device), True, grid_padding(view or tuple(distinct.shape[1:])), view)
     names = renamed[names.to(device)]
     ids, final_ids = names.split([shape[0] * shape[1], len(finals)])
     return table, ids.view(shape), final_ids

@@ -261,7 +261,7 @@ def _train(trainer: Trainer, run: RunDirectory, listener: Listener | None, rows:
             _checkpoint(trainer, run)
     finally:
         log.close()
-        _write_whole(run.summary, json.dumps(_summary(config, row, status), indent=2) + "\n")
+        _write_whole(run.summary, json.dumps(_summary(trainer, row, status), indent=2) + "\n")
     return row
 
 
@@ -287,13 +287,15 @@ def _checkpoint(trainer: Trainer, run: RunDirectory) -> None:
     checkpoint.prune(run.checkpoints, trainer.config.checkpoint.keep)
 
 
-def _summary(config: Config, row: Row, status: str) -> dict[str, Any]:
+def _summary(trainer: Trainer, row: Row, status: str) -> dict[str, Any]:
+    config = trainer.config
     packages = ("deir", "torch", "numpy", "gymnasium", "minigrid")
     return {
         "status": status,
         "env": config.env.id,
         "method": config.method,
         "seed": config.seed,
+        "networks": trainer.networks,
         "final": {name: row.get(name) for name in FIRST_COLUMNS},
         "frames_per_second": row["frames"] / row["seconds"] if row["seconds"] else None,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from deir.errors import UserError
+from deir.errors import UserError, invalid
 
 OBSERVATIONS = (
     "images (Box of 2 or 3 dimensions, with frames stacked 4), vectors (Box of 1 dimension), Discrete, MultiDiscrete, "
@@ -43,6 +43,14 @@ class PackedBox(spaces.Box):
         rows = [np.ascontiguousarray(parts[name], box.dtype) for name, box in self.parts.items()]
         return np.concatenate([row.reshape(len(row), -1).view(np.uint8) for row in rows], axis=1)
 
+    def pack_any(self, parts: Mapping[str, Any]) -> NDArray[np.uint8]:
+        """Of one observation {name: [*part]} -> [bytes], or of several {name: [N, *part]} -> [N, bytes]"""
+        if set(parts) != set(self.parts):
+            raise invalid("observation", sorted(parts), f"the parts {', '.join(self.parts)}")
+        arrays = {name: np.asarray(part) for name, part in parts.items()}
+        single = all(arrays[name].ndim == len(box.shape) for name, box in self.parts.items())
+        return self.pack({name: part[None] for name, part in arrays.items()})[0] if single else self.pack(arrays)
+
     def unpack(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         """[N, bytes] -> {name: [N, *part]}"""
         return {
@@ -63,6 +71,11 @@ class PackedBox(spaces.Box):
 
     def __hash__(self) -> int:
         return hash(tuple(self.parts))
+
+
+def packed_view(space: spaces.Space[Any]) -> tuple[int, ...] | None:
+    """The shape of the part that a packed observation begins with; None of any other."""
+    return next(iter(space.parts.values())).shape if isinstance(space, PackedBox) else None
 
 
 class _Part(NamedTuple):
@@ -200,8 +213,12 @@ def _order(box: spaces.Box) -> str | None:
     if dims < 2:
         return "flat"
     if dims == 2:
-        return "HW" if fits_uint8(box) or min(box.shape) >= SMALLEST_PICTURE else "flat"
-    last = "CHW" if channels_first(box.shape[-3:]) else "HWC"
+        picture = min(box.shape) > 1 if fits_uint8(box) else min(box.shape) >= SMALLEST_PICTURE
+        return "HW" if picture else "flat"
+    shape = box.shape[-3:]
+    last = "CHW" if channels_first(shape) else "HWC"
+    if min(shape[1:] if last == "CHW" else shape[:2]) == 1:  # too narrow for a convolution
+        return "flat"
     return {3: last, 4: f"K{last}"}.get(dims)
 
 
