@@ -153,10 +153,10 @@ class BoxActions(Actions):
     """
 
     def __init__(self, space: spaces.Box, policy: BoxPolicy) -> None:
-        low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
-        bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
+        bounded = np.isfinite(space.low) & np.isfinite(space.high) & (space.high > space.low)
+        low, high = (np.where(bounded, bound, 0.0) for bound in (space.low, space.high))
         self.bounded = torch.from_numpy(bounded)
-        self.middle = torch.from_numpy(np.where(bounded, (low + high) / 2, 0.0)).float()
+        self.middle = torch.from_numpy((low + high) / 2).float()
         self.reach = torch.from_numpy(np.where(bounded, (high - low) / 2, 1.0)).float()
         self.low, self.high = torch.from_numpy(space.low).float(), torch.from_numpy(space.high).float()
         self.squashed = policy == "squashed"

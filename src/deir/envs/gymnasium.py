@@ -80,6 +80,21 @@ def find_source(name: str) -> EnvSpec | Factory | None:
     return factory  # type: ignore[no-any-return]
 
 
+def suits_control(name: str) -> str | None:
+    """The preset for a registered task by its spaces: continuous, control, or None for images and other names."""
+    if name not in gymnasium.registry or name.startswith(("MiniGrid-", "BabyAI-")):
+        return None
+    try:
+        env = gymnasium.make(name, disable_env_checker=True)
+    except Exception:  # whatever it is, making the environments will tell
+        return None
+    sees, acts = env.observation_space, env.action_space
+    env.close()
+    if isinstance(acts, Box):
+        return "continuous"
+    return "control" if isinstance(sees, Box) and len(sees.shape) == 1 else None
+
+
 def is_minigrid(source: EnvSpec | Factory) -> bool:
     """Whether `source` is known, before anything is made, to make MiniGrid or BabyAI environments."""
     creator: Any = _creator(source) if isinstance(source, EnvSpec) else source
