@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from deir import checkpoint, run
 from deir.config import Config
 from deir.envs import make_envs
-from deir.policy import Policy, sample_actions
+from deir.policy import Policy
 from deir.seeding import torch_generator
+from deir.spaces import PackedBox
 
 
 class TrainResult(NamedTuple):
@@ -63,18 +65,22 @@ class Agent:
 
     @torch.no_grad()
     def act(
-        self, observations: NDArray[Any], state: Tensor | None = None, greedy: bool = False
-    ) -> tuple[NDArray[np.int64], Tensor]:
+        self, observations: NDArray[Any] | Mapping[str, Any], state: Tensor | None = None, greedy: bool = False
+    ) -> tuple[NDArray[Any], Tensor]:
         """Actions for one observation [*obs] or for several [N, *obs], and the memory to pass in next time.
 
+        Observations are those of `make_envs`; of several parts, also a mapping with an array for each part.
         Begin an episode with `state=None`; of several environments, zero the rows of those that begin one.
         """
-        batch = torch.as_tensor(np.asarray(observations))
-        single = batch.dim() == self.policy.observation_dims
-        batch = batch[None] if single else batch
+        space = self.policy.observation_space
+        packs = isinstance(space, PackedBox) and isinstance(observations, Mapping)
+        seen = space.pack_any(observations) if packs else np.asarray(observations)  # type: ignore[attr-defined, arg-type]
+        single = seen.ndim == len(space.shape or ())
+        batch = torch.as_tensor(seen[None] if single else seen)
         hidden = self.policy.initial_hidden(len(batch)) if state is None else state
-        logits, _, hidden = self.policy(batch, hidden)
-        actions = logits.argmax(-1) if greedy else sample_actions(logits, self.generator)
+        outputs, _, hidden = self.policy(batch, hidden)
+        kind = self.policy.actions
+        actions = kind.taken(kind.mode(outputs) if greedy else kind.sample(outputs, self.generator))
         return (actions[0] if single else actions).numpy(), hidden
 
 

@@ -60,6 +60,10 @@ class EnvConfig:
     """Noise on observations scaled to [0, 1] (the paper's words) or on the raw integer codes (its figures)."""
     invisible_obstacles: bool = False
     """MiniGrid: walls, unseen and empty cells look alike (Algorithm A5)."""
+    direction: bool = False
+    """MiniGrid: the agent also sees which way it faces."""
+    mission: bool = False
+    """MiniGrid: the agent also reads its mission, as words; through Gymnasium, which is slower."""
     max_steps: int | None = None
     """Longest episode; the task's own when not given."""
     time_penalty: bool = True
@@ -79,7 +83,7 @@ class NetworkConfig:
     """Shapes of the policy and of the reward model (Appendix A.5)."""
 
     encoder: Literal["auto", "grid", "impala", "dqn", "mlp"] = "auto"
-    """Encoder of the policy; auto: grid for MiniGrid-like views, impala for images, mlp for vectors."""
+    """Encoder of the policy; auto: grid for small images, impala for others, mlp for vectors."""
     features: int = 64
     """Width of an observation embedding."""
     hidden: int = 64
@@ -87,7 +91,11 @@ class NetworkConfig:
     mlp: int = 128
     """Width of the output heads' hidden layers."""
     norm: Literal["batch", "layer", "none"] = "batch"
-    """Normalisation of all non-recurrent layers and of the input."""
+    """Normalisation of all non-recurrent layers and of the input; vectors are scaled by their moments in any case."""
+    box_policy: Literal["squashed", "clipped"] = "squashed"
+    """Continuous actions: Gaussian draws brought into their bounds by tanh, or by cutting them off."""
+    log_std: float = 0.0
+    """Continuous actions: logarithm of the initial standard deviation, of actions scaled to -1 … 1."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +225,7 @@ class RewardConfig:
     process: bool = True
     """Run the reward model in a process of its own, beside the policy, where there are two threads or more."""
     encoder: Literal["auto", "grid", "impala", "dqn", "mlp"] = "auto"
-    """Encoder of the reward model; auto: grid for MiniGrid-like views, dqn for images, mlp for vectors."""
+    """Encoder of the reward model; auto: grid for small images, dqn for others, mlp for vectors."""
     embeddings: Literal["policy", "own"] = "policy"
     """What RND, NGU's and deir+rnd's lifelong factor and NovelD read: the policy's embeddings or an encoder's own."""
     deir: DeirConfig = field(default_factory=DeirConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -42,6 +43,13 @@ def plain_line(config: Config, row: Row) -> str:
     )
 
 
+class Told(logging.Handler):
+    """What the house tells in passing, such as which encoder it chose, above the panel."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), flush=True)
+
+
 class Display:
     """Listens to a run."""
 
@@ -54,14 +62,18 @@ class Display:
         )
         self.task = self.progress.add_task("", total=1)
         self.live: Live | None = None
+        self.told = Told()
 
     def __enter__(self) -> Display:
+        logging.getLogger("deir").addHandler(self.told)
+        logging.getLogger("deir").setLevel(logging.INFO)
         if not self.plain:
             self.live = Live(self._panel("starting …"), console=self.console, refresh_per_second=4, transient=True)
             self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        logging.getLogger("deir").removeHandler(self.told)
         if self.live:
             self.live.stop()
 

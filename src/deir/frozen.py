@@ -80,10 +80,10 @@ class FrozenPolicy:
         return F.linear(self.encode(observations), self.policy.gru.weight_ih, self.policy.gru.bias_ih)
 
     def step(self, gates: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, 3H], memory before the step [N, H] -> logits [N, A], memory after it [N, H]"""
+        """[N, 3H], memory before the step [N, H] -> outputs [N, A], memory after it [N, H]"""
         hidden = gru_update(gates, gru_memory(self.policy.gru, hidden), hidden)
         features = torch.addmm(self.actor_hidden[1], hidden, self.actor_hidden[0]).relu_()
-        return torch.addmm(self.actor_last[1], features, self.actor_last[0]), hidden
+        return self.policy.complete(torch.addmm(self.actor_last[1], features, self.actor_last[0])), hidden
 
 
 class ObservationCache:

@@ -8,7 +8,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deir.presets import BEYOND, COMMON, DESCRIPTIONS, LIKE_DEIR, SUITES, TABLE, TASKS, Row, source
+from deir.presets import (
+    BEYOND,
+    COMMON,
+    DESCRIPTIONS,
+    LIKE_DEIR,
+    OUR_METHODS,
+    OURS,
+    SUITE_NAMES,
+    TABLE,
+    TASKS,
+    Row,
+    source,
+)  # fmt: skip
 from deir.rewards import METHODS
 
 
@@ -47,12 +59,17 @@ def print_methods() -> None:
 
 def print_presets() -> None:
     """Table A1 as the configuration has it: what all methods share, then each method's own."""
-    suites = list(SUITES)
+    suites = list(SUITE_NAMES)
     shared = [["for", *(DESCRIPTIONS[suite] for suite in suites)]]
     shared += [[*_words(row), *(_cell(row.value(suite)) for suite in suites)] for row in COMMON]
     shared += [[name, f"--{name}".replace("_", "-"), "", "", _cell(value)] for name, value in BEYOND["procgen"].items()]
     shared[0].insert(1, "")
     _print("Presets (Table A1): all methods", ["", "option", *suites], shared)
+    ours = [["for", *(DESCRIPTIONS[suite] for suite in OURS)]]
+    for name in dict.fromkeys(name for changes in OURS.values() for name in changes):
+        ours.append([f"--{name}".replace("_", "-"), *(_cell(changes.get(name, "")) for changes in OURS.values())])
+    for method, changes in OUR_METHODS.items():
+        ours += [[f"--{name} with {method}", *[_cell(value)] * len(OURS)] for name, value in changes.items()]
     own = []
     for method, rows in TABLE.items():
         for row in rows:
@@ -66,6 +83,7 @@ def print_presets() -> None:
         f"*: not in the paper, which did not run the method there; MiniGrid's value. Exceptions: {exceptions}.\n"
         f"{', '.join(LIKE_DEIR)}: as deir; deir+rnd normalises the RND error as ngu does.",
     )
+    _print("Presets that are not in the paper: what they change in minigrid", ["option", *OURS], ours)
 
 
 def _words(row: Row) -> list[str]:

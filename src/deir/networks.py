@@ -5,8 +5,10 @@ Every encoder is called with a tensor [B, *obs] (images in height-width-channel 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 from deir.errors import UserError
 from deir.kernels import gather_sum, gru_update, weighted_norm_relu
 from deir.patches import PatchPlan, Rows
+from deir.spaces import PackedBox
 
 NormKind = Literal["batch", "layer", "none"]
 
@@ -230,14 +233,47 @@ def scaled_image(observations: Tensor) -> Tensor:
     return image / 255 if observations.dtype == torch.uint8 else image
 
 
-class VectorEncoder(Encoder):
-    """Two fully connected layers for vector observations."""
+class RunningNorm(nn.Module):
+    """(x - μ)/σ by the moments of all vectors trained on so far, cut at ±10; the same while collecting and updating."""
 
-    def __init__(self, width: int, features: int, norm: NormKind) -> None:
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self._follow(x)
+        return ((x - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
+
+    @torch.no_grad()
+    def _follow(self, x: Tensor) -> None:
+        self.count += len(x)
+        share = (len(x) / self.count).to(x.dtype)
+        variance, mean = torch.var_mean(x, 0, correction=0)
+        change = mean - self.mean
+        self.variance.lerp_(variance, share).add_(share * (1 - share) * change.square())
+        self.mean.lerp_(mean, share)
+
+
+def norm_input(kind: NormKind, width: int) -> nn.Module:
+    """Of vectors: layer normalisation would lose how large they are, and without any their range would matter."""
+    return nn.BatchNorm1d(width) if kind == "batch" else RunningNorm(width)
+
+
+class VectorEncoder(Encoder):
+    """Two fully connected layers for vector observations; one-hot vectors are taken as they are."""
+
+    def __init__(self, width: int, features: int, norm: NormKind, one_hot: bool = False) -> None:
         super().__init__()
         self.features = features
         self.body = nn.Sequential(
-            norm_vector(norm, width),
+            nn.Identity() if one_hot else norm_input(norm, width),
             nn.Linear(width, features), norm_vector(norm, features), nn.ReLU(),
             nn.Linear(features, features), norm_vector(norm, features), nn.ReLU(),
         )  # fmt: skip
@@ -246,11 +282,49 @@ class VectorEncoder(Encoder):
         return self.body(observations.float())
 
 
+class PartsEncoder(Encoder):
+    """An encoder for each part of a packed observation, and a layer that brings their embeddings together."""
+
+    def __init__(self, space: PackedBox, kinds: list[str], features: int, norm: NormKind) -> None:
+        super().__init__()
+        self.features = features
+        self.space = space
+        parts = space.parts.values()
+        self.encoders = nn.ModuleList(
+            make_encoder(kind, part, features, norm) for kind, part in zip(kinds, parts, strict=True)
+        )
+        self.together = nn.Sequential(
+            nn.Linear(len(kinds) * features, features), norm_vector(norm, features), nn.ReLU()
+        )
+
+    def embed_distinct(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        first = self.encoders[0]
+        if not rows.table.levels or not isinstance(first, GridEncoder) or not first.shares_patches:
+            return super().embed_distinct(rows)
+        others = [encoder(part) for encoder, part in list(self._parts(rows.gather()))[1:]]
+        return self.together(torch.cat([first(rows), *others], 1)), None
+
+    def plain(self, observations: Tensor) -> Tensor:
+        return self.together(torch.cat([encoder(part) for encoder, part in self._parts(observations)], 1))
+
+    def _parts(self, rows: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
+        """Each encoder with its part [B, *part] of the rows [B, bytes]."""
+        for encoder, part, place in zip(self.encoders, self.space.parts.values(), self.space.places, strict=True):
+            dtype = torch.uint8 if part.dtype == np.uint8 else torch.float32
+            yield encoder, rows[:, place].contiguous().view(dtype).view(-1, *part.shape)
+
+
 def encoder_kind(wanted: str, space: spaces.Space[Any], images: str) -> str:
-    """The encoder for an observation space; `images` is what auto takes for large images."""
+    """The encoder for an observation space; `images` is what auto takes for large images. Of parts: joined by +."""
     assert isinstance(space, spaces.Box)
-    small = len(space.shape) == 3 and max(space.shape[:2]) < 36
-    fitting = "mlp" if len(space.shape) == 1 else "grid" if small else images
+    if isinstance(space, PackedBox):
+        fits = [wanted if (wanted == "mlp") == (len(part.shape) == 1) else "auto" for part in space.parts.values()]
+        return "+".join(encoder_kind(*pair, images) for pair in zip(fits, space.parts.values(), strict=True))
+    if len(space.shape) == 1:
+        fitting = "mlp"
+    else:
+        small, narrow = max(space.shape[:2]) < 36, min(space.shape[:2]) < 36
+        fitting = "grid" if small else "impala" if narrow else images
     if wanted == "auto" or wanted == fitting:
         return fitting
     if (wanted == "mlp") != (len(space.shape) == 1):
@@ -259,10 +333,12 @@ def encoder_kind(wanted: str, space: spaces.Space[Any], images: str) -> str:
 
 
 def make_encoder(kind: str, space: spaces.Space[Any], features: int, norm: NormKind) -> Encoder:
+    if isinstance(space, PackedBox):
+        return PartsEncoder(space, kind.split("+"), features, norm)
     shape = space.shape
     assert shape is not None
     if kind == "mlp":
-        return VectorEncoder(shape[0], features, norm)
+        return VectorEncoder(shape[0], features, norm, one_hot=space.dtype == np.uint8)
     image = (shape[0], shape[1], shape[2])
     return {"grid": GridEncoder, "dqn": ConvEncoder, "impala": ImpalaEncoder}[kind](image, features, norm)
 

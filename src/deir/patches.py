@@ -10,6 +10,7 @@ normalisation needs to stay the same mathematics as on the full batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,7 @@ class ObservationTable:
     levels: tuple[PatchLevel, ...] = ()
     placed: PlacedPatches | None = None
     padding: int = 0  # cells of zeros around each view
+    view: tuple[int, ...] | None = None  # the view's shape, where an observation is a row of bytes that begins with it
 
     def rows(self, ids: Tensor) -> Rows:
         return Rows(self, ids)
@@ -158,23 +160,27 @@ def extend_table(table: ObservationTable, storage: Tensor, slots: Tensor) -> tup
     """
     used, inverse = slots.unique(return_inverse=True)
     device = table.distinct.device
-    extended, names = tabulate(torch.cat([table.distinct, storage[used].to(device)]), True, table.padding)
+    extended, names = tabulate(torch.cat([table.distinct, storage[used].to(device)]), True, table.padding, table.view)
     old, new = names.split([len(table.distinct), len(used)])
     return extended, old, new[inverse.to(device)]
 
 
-def tabulate(observations: Tensor, repeats: bool, padding: int = 0) -> tuple[ObservationTable, Tensor]:
+def tabulate(
+    observations: Tensor, repeats: bool, padding: int = 0, view: tuple[int, ...] | None = None
+) -> tuple[ObservationTable, Tensor]:
     """[B, *obs] -> the table of distinct observations and, for each of the B, its row [B].
 
-    repeats: whether to look for distinct ones, which must be views of integer cells [B, H, W, 3]. An accelerator is
-    better off with the plain network than with planning on the host, so there nothing is taken to repeat.
+    repeats: whether to look for distinct ones, which must be views of integer cells [B, H, W, 3], or rows of bytes that
+    begin with a view of the shape `view`. An accelerator is better off with the plain network than with planning on the
+    host, so there nothing is taken to repeat.
     """
     if not repeats or observations.device.type != "cpu":
         return ObservationTable(observations), torch.arange(len(observations), device=observations.device)
-    grids = observations.numpy()
-    first, names = _distinct_rows(grids.reshape(len(grids), -1))
-    distinct = grids[first]
-    cell_kinds, cells = _distinct_cells(distinct)
+    everything = observations.numpy()
+    first, names = _distinct_rows(everything.reshape(len(everything), -1))
+    distinct = everything[first]
+    grids = distinct if view is None else distinct[:, : prod(view)].reshape(-1, *view)
+    cell_kinds, cells = _distinct_cells(grids)
     levels, grid = [], np.pad(cells, ((0, 0), (padding, padding), (padding, padding)), constant_values=len(cell_kinds))
     kinds = len(cell_kinds) + 1
     for _ in range(CONVOLUTIONS):
@@ -189,6 +195,7 @@ def tabulate(observations: Tensor, repeats: bool, padding: int = 0) -> tuple[Obs
         tuple(levels),
         _place(grid.reshape(len(grid), -1), kinds),
         padding,
+        view,
     )
     return table, torch.from_numpy(names)
 

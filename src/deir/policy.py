@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from deir.actions import DiscreteActions, actions_of
 from deir.config import NetworkConfig
 from deir.kernels import gru_update
 from deir.networks import encoder_kind, gru_gates, gru_memory, head, make_encoder
@@ -19,13 +20,15 @@ class Policy(nn.Module):
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: NetworkConfig
     ) -> None:
         super().__init__()
-        assert isinstance(action_space, spaces.Discrete) and observation_space.shape is not None
-        self.observation_dims = len(observation_space.shape)
+        self.actions = actions_of(action_space, config.box_policy)
+        self.observation_space = observation_space
         kind = encoder_kind(config.encoder, observation_space, images="impala")
         self.encoder = make_encoder(kind, observation_space, config.features, config.norm)
         self.gru = nn.GRUCell(config.features, config.hidden)
-        self.actor = head(config.norm, [config.hidden, config.mlp, int(action_space.n)])
+        self.actor = head(config.norm, [config.hidden, config.mlp, self.actions.outputs])
         self.critic = head(config.norm, [config.hidden, config.mlp, 1])
+        free = self.actions.free
+        self.free = nn.Parameter(torch.full((free,), config.log_std)) if free else None  # a Gaussian's log-deviations
 
     @property
     def hidden_size(self) -> int:
@@ -35,17 +38,18 @@ class Policy(nn.Module):
         return torch.zeros(n_envs, self.hidden_size, device=device)
 
     def forward(self, observations: Tensor | Rows, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, *obs], memory before the step [B, H] -> logits [B, A], values [B], memory after it [B, H]"""
+        """[B, *obs], memory before the step [B, H] -> outputs [B, A], values [B], memory after it [B, H]"""
         gates = gru_gates(self.gru, self.encoder, observations)
         hidden = gru_update(gates, gru_memory(self.gru, hidden), hidden)
-        return self.actor(hidden), self.critic(hidden)[:, 0], hidden
+        return self.complete(self.actor(hidden)), self.critic(hidden)[:, 0], hidden
 
-
-def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Noise whose addition makes the largest logit a draw from the softmax."""
-    return -torch.log(-torch.log(torch.rand(shape, generator=generator).clamp(1e-20, 1 - 1e-7)))
+    def complete(self, outputs: Tensor) -> Tensor:
+        """The actor's outputs with those that do not depend on what the policy sees. [B, A] -> [B, A + free]"""
+        if self.free is None:
+            return outputs
+        return torch.cat([outputs, self.free.expand(*outputs.shape[:-1], -1)], -1)
 
 
 def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:
     """[B, A] -> [B]"""
-    return (logits + gumbel_noise(tuple(logits.shape), generator).to(logits.device)).argmax(-1)
+    return DiscreteActions(logits.shape[-1]).sample(logits, generator)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from deir.actions import Actions, DiscreteActions
 from deir.config import PPOConfig
 from deir.functional import EmaMoments, explained_variance, gae, minibatches
 from deir.policy import Policy
@@ -34,27 +35,28 @@ def normalized_advantages(advantages: Tensor, valid: Tensor, config: PPOConfig, 
 
 
 def ppo_loss(
-    logits: Tensor,  # [B, A]
+    outputs: Tensor,  # [B, A] of the policy's head
     values: Tensor,  # [B]
-    actions: Tensor,  # [B]
+    choices: Tensor,  # [B, …]
     old_log_probs: Tensor,  # [B]
     old_values: Tensor,  # [B]
     advantages: Tensor,  # [B]
     returns: Tensor,  # [B]
     config: PPOConfig,
+    actions: Actions | None = None,  # their kind; Discrete if not given
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """L = -E min(ρ A, clip(ρ, 1±c) A) + c_v E (V - R)² - c_e E H(π),  ρ = π(a)/π_old(a)"""
     if config.advantage_norm == "minibatch":
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    log_pi = F.log_softmax(logits, -1)
-    log_ratio = log_pi.gather(-1, actions[:, None])[:, 0] - old_log_probs
+    log_probs, entropies = (actions or DiscreteActions(outputs.shape[-1])).judge(outputs, choices)
+    log_ratio = log_probs - old_log_probs
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - config.clip_range, 1 + config.clip_range)
     policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
     if config.clip_range_value is not None:
         values = old_values + (values - old_values).clamp(-config.clip_range_value, config.clip_range_value)
     value_loss = F.mse_loss(values, returns)
-    entropy = -(log_pi.exp() * log_pi).sum(-1).mean()
+    entropy = entropies.mean()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     with torch.no_grad():
         metrics = {
@@ -79,13 +81,16 @@ def update_policy(
 ) -> Metrics:
     policy.train()
     ids, hidden = rollout.ids[:-1].flatten(), trace.hidden.flatten(0, 1)
-    flat = [x.flatten() for x in (rollout.actions, trace.log_probs, trace.values, advantages, returns)]
+    choices = rollout.actions if trace.choices is None else trace.choices
+    flat = [x.flatten(0, 1) for x in (choices, trace.log_probs, trace.values, advantages, returns)]
     collected = MeanMetrics()
     for _ in range(config.epochs):
         for chosen in minibatches(rollout.valid_indices(), config.minibatch_size, generator):
-            logits, values, _ = policy(rollout.table.rows(ids[chosen]), hidden[chosen])
-            actions, old_log_probs, old_values, advantage, target = (x[chosen] for x in flat)
-            loss, metrics = ppo_loss(logits, values, actions, old_log_probs, old_values, advantage, target, config)
+            outputs, values, _ = policy(rollout.table.rows(ids[chosen]), hidden[chosen])
+            drawn, old_log_probs, old_values, advantage, target = (x[chosen] for x in flat)
+            loss, metrics = ppo_loss(
+                outputs, values, drawn, old_log_probs, old_values, advantage, target, config, policy.actions
+            )
             gradient_step(loss)
             collected.add(metrics)
     valid = rollout.valid

@@ -1,4 +1,4 @@
-"""Table A1 as data, cell by cell, and the configuration that follows from it for a suite and a method."""
+"""Table A1 as data, cell by cell, what we add to it, and the configuration that follows for a suite and a method."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ DESCRIPTIONS = {
     "minigrid": "MiniGrid and any other task: 16 workers x 512 steps, batch normalisation",
     "omfull": "ObstructedMaze-Full: 64 workers x 256 steps, layer normalisation, extrinsic reward x 10",
     "procgen": "ProcGen: 64 workers x 256 steps, layer normalisation, IMPALA and DQN encoders",
+    "control": "not in the paper: Gymnasium tasks with vectors to see and counted actions, such as MountainCar-v0",
+    "continuous": "not in the paper: Gymnasium tasks with Box actions, such as MountainCarContinuous-v0 or MuJoCo's",
 }
 
 
@@ -110,6 +112,23 @@ BEYOND: dict[str, dict[str, Any]] = {
 }
 """What the presets of a suite or method set beyond the table."""
 
+_VECTORS: dict[str, Any] = {
+    "env.n_envs": 8,
+    "ppo.rollout_steps": 256,
+    "ppo.minibatch_size": 256,
+    "reward.minibatch_size": 256,
+    "ppo.learning_rate": 5e-4,
+    "ppo.truncation": "bootstrap",  # a reward at every step: what a time limit cuts off must be valued
+    "reward.extrinsic_coef": 0.1,  # returns of ±100 would leave the shared layers to the value loss
+}
+OURS: dict[str, dict[str, Any]] = {
+    "control": _VECTORS,
+    "continuous": {**_VECTORS, "ppo.entropy_coef": 0.0, "network.log_std": -0.7},
+}
+"""Suites that are not the paper's, by what they change in MiniGrid's column."""
+OUR_METHODS: dict[str, dict[str, Any]] = {"deir": {"reward.beta": 0.1}}
+"""What a part of the table changes in our suites; the others keep MiniGrid's values, untried."""
+
 TASKS: dict[tuple[str, str], Overrides] = {
     ("procgen:caveflyer", "deir"): {"reward": {"beta": 5e-3}},  # the table's second footnote
 }
@@ -140,20 +159,28 @@ def part_of(method: str) -> str:
 
 def source(suite: str, method: str) -> str:
     """The column a method's values come from: MiniGrid's where the paper has none (it did not run the method there)."""
+    if suite in OURS:
+        return suite if part_of(method) in OUR_METHODS else "minigrid"
     return suite if TABLE[part_of(method)][0].value(suite) != DASH else "minigrid"
 
 
 def _method_values(suite: str, method: str) -> Overrides:
-    return nested({**column(TABLE[part_of(method)], source(suite, method)), **BEYOND.get(method, {})})
+    part = part_of(method)
+    values = column(TABLE[part], "minigrid" if suite in OURS else source(suite, method))
+    ours = OUR_METHODS.get(part, {}) if suite in OURS else {}
+    return nested({**values, **BEYOND.get(method, {}), **ours})
 
 
 SUITES: dict[str, Overrides] = {
-    suite: nested({**column(COMMON, suite), **BEYOND.get(suite, {})}) for suite in SUITE_NAMES
+    **{suite: nested({**column(COMMON, suite), **BEYOND.get(suite, {})}) for suite in SUITE_NAMES},
+    **{suite: nested({**column(COMMON, "minigrid"), **changes}) for suite, changes in OURS.items()},
 }
 METHODS: dict[tuple[str, str], Overrides] = {
-    (suite, method): _method_values(suite, method) for method in (*TABLE, *LIKE_DEIR) for suite in SUITE_NAMES
+    (suite, method): _method_values(suite, method) for method in (*TABLE, *LIKE_DEIR) for suite in SUITES
 }
-SEEDS: dict[str, int] = {suite: row.value(suite) for row in COMMON if row.name.startswith("seeds") for suite in SUITES}
+SEEDS: dict[str, int] = {
+    suite: row.value(suite) for row in COMMON if row.name.startswith("seeds") for suite in SUITE_NAMES
+}
 CANDIDATES: dict[str, dict[str, tuple[Any, ...]]] = {
     part: {row.fields[0]: row.candidates for row in rows if row.fields and row.candidates}
     for part, rows in {"ppo": COMMON, **TABLE}.items()
@@ -162,10 +189,14 @@ CANDIDATES: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def suite_of(env_id: str) -> str:
-    """The column of Table A1 for a task."""
+    """The column of Table A1 for a task, or our suite for its kind of observations and actions."""
+    from deir.envs.gymnasium import suits_control
+
     if env_id.startswith("procgen:"):
         return "procgen"
-    return "omfull" if "ObstructedMaze-Full" in env_id else "minigrid"
+    if "ObstructedMaze-Full" in env_id:
+        return "omfull"
+    return suits_control(env_id) or "minigrid"
 
 
 def resolve(config: Config) -> Config:

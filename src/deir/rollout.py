@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from deir.envs.base import EnvStep, VectorEnvs
 from deir.frozen import FrozenPolicy, ObservationCache
 from deir.metrics import Timer
 from deir.networks import grid_padding
 from deir.patches import ObservationTable, tabulate
-from deir.policy import Policy, gumbel_noise
+from deir.policy import Policy
+from deir.spaces import packed_view
 from deir.types import PolicyTrace, Rollout
 
 
@@ -45,11 +45,11 @@ def collect(
     with timer("forward"):
         frozen = FrozenPolicy(policy)
         cache = ObservationCache(frozen, known) if envs.repeats else None
-        n_actions = frozen.actor_last[1].shape[0]
-        noise = gumbel_noise((steps, envs.n_envs, n_actions), generator).to(position.hidden.device)
+        kind = policy.actions
+        noise = kind.noise((steps, envs.n_envs), generator).to(position.hidden.device)
     device = position.hidden.device
     seen: list[Any] = []  # names, or the observations themselves where nothing repeats
-    starts, actions, logits, hidden_before, hidden_after, env_steps = [], [], [], [], [], []
+    starts, actions, choices, outputs, hidden_before, hidden_after, env_steps = [], [], [], [], [], [], []
     states, positions = [envs.state_hashes()], [envs.positions()]
     observations, start, hidden = position.observations, position.starts, position.hidden
     for t in range(steps):
@@ -62,10 +62,11 @@ def collect(
                 gates = cache.gates.index_select(0, seen[-1])
             starts.append(start)
             hidden_before.append(hidden * torch.from_numpy(~start).to(device)[:, None] if start.any() else hidden)
-            logit, hidden = frozen.step(gates, hidden_before[-1])
+            output, hidden = frozen.step(gates, hidden_before[-1])
             hidden_after.append(hidden)
-            logits.append(logit)
-            actions.append((logit + noise[t]).argmax(-1))
+            outputs.append(output)
+            choices.append(kind.choose(output, noise[t]))
+            actions.append(kind.taken(choices[-1]))
         with timer("env"):
             env_steps.append(envs.step(actions[-1].cpu().numpy()))
             observations, start = env_steps[-1].observations, env_steps[-1].starts
@@ -76,8 +77,9 @@ def collect(
         rollout = _assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, device)
         rollout = replace(rollout, states=_stacked(states, device), positions=_stacked(positions, device))
         trace = _trace(
-            policy, rollout, torch.stack(logits), torch.stack(hidden_before), torch.stack(hidden_after), bootstrap
-        )
+            policy, rollout, torch.stack(outputs), torch.stack(choices), torch.stack(hidden_before),
+            torch.stack(hidden_after), bootstrap,
+        )  # fmt: skip
     return rollout, trace, Position(observations, start, hidden), env_steps
 
 
@@ -101,8 +103,8 @@ def _tabulate(
     final_ids = cache.lookup(finals) if len(finals) else ids.new_zeros(0)
     used, names = torch.cat([ids.flatten(), final_ids]).unique(return_inverse=True)
     distinct = torch.from_numpy(np.stack(cache.observations))[used]
-    assert envs.observation_space.shape is not None
-    table, renamed = tabulate(distinct.to(device), True, grid_padding(envs.observation_space.shape))
+    view = packed_view(envs.observation_space)
+    table, renamed = tabulate(distinct.to(device), True, grid_padding(view or tuple(distinct.shape[1:])), view)
     names = renamed[names.to(device)]
     ids, final_ids = names.split([shape[0] * shape[1], len(finals)])
     return table, ids.view(shape), final_ids
@@ -143,10 +145,16 @@ def _stacked(rows: Sequence[NDArray[Any] | None], device: torch.device) -> Tenso
 
 
 def _trace(
-    policy: Policy, rollout: Rollout, logits: Tensor, before: Tensor, after: Tensor, bootstrap: bool
+    policy: Policy,
+    rollout: Rollout,
+    outputs: Tensor,  # [T, N, A]
+    choices: Tensor,  # [T, N, …]
+    before: Tensor,  # [T, N, H]
+    after: Tensor,  # [T, N, H]
+    bootstrap: bool,
 ) -> PolicyTrace:
-    """Log-probabilities and values of all steps at once. logits: [T, N, A]; before, after: [T, N, H]"""
-    log_probs = F.log_softmax(logits, -1).gather(-1, rollout.actions[..., None])[..., 0]
+    """Log-probabilities and values of all steps at once."""
+    log_probs = policy.actions.log_prob(outputs, choices)
     values = policy.critic(after.flatten(0, 1)).view(rollout.shape)
     last = after[-1] * ~rollout.starts[-1][:, None]
     _, last_values, _ = policy(rollout.table.rows(rollout.ids[-1]), last)
@@ -155,4 +163,4 @@ def _trace(
         memory = after.flatten(0, 1)[rollout.final_indices]
         _, final_values, _ = policy(rollout.table.rows(rollout.final_ids), memory)
         next_values = next_values.flatten().index_copy(0, rollout.final_indices, final_values).view(rollout.shape)
-    return PolicyTrace(before, log_probs, values, next_values)
+    return PolicyTrace(before, log_probs, values, next_values, choices)

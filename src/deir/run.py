@@ -6,6 +6,7 @@ import csv
 import datetime
 import io
 import json
+import os
 import platform
 import signal
 import sys
@@ -280,7 +281,7 @@ def _train(trainer: Trainer, run: RunDirectory, listener: Listener | None, rows:
             _checkpoint(trainer, run)
     finally:
         log.close()
-        write_whole(run.summary, json.dumps(_summary(config, row, status), indent=2) + "\n")
+        write_whole(run.summary, json.dumps(_summary(trainer, row, status), indent=2) + "\n")
     return row
 
 
@@ -314,13 +315,15 @@ def _write_maps(path: Path, arrays: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def _summary(config: Config, row: Row, status: str) -> dict[str, Any]:
+def _summary(trainer: Trainer, row: Row, status: str) -> dict[str, Any]:
+    config = trainer.config
     packages = ("deir", "torch", "numpy", "gymnasium", "minigrid")
     return {
         "status": status,
         "env": config.env.id,
         "method": config.method,
         "seed": config.seed,
+        "networks": trainer.networks,
         "final": {name: row.get(name) for name in FIRST_COLUMNS},
         "frames_per_second": row["frames"] / row["seconds"] if row["seconds"] else None,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from typing import Any, NamedTuple
 
 import torch
+from gymnasium import Space
 from torch import Tensor
 
+from deir.actions import actions_of
 from deir.allocator import keep_freed_memory
 from deir.config import Config
 from deir.envs import make_envs
@@ -17,16 +20,18 @@ from deir.errors import invalid
 from deir.functional import EmaMoments, moments
 from deir.maps import ExplorationMaps
 from deir.metrics import EpisodeStatistics, ExplorationStatistics, Timer
-from deir.networks import grid_padding
+from deir.networks import encoder_kind, grid_padding
 from deir.optim import FlatAdam
 from deir.patches import ObservationTable, tabulate
 from deir.policy import Policy
 from deir.ppo import advantages_and_returns, normalized_advantages, update_policy
 from deir.rollout import Position, collect
 from deir.seeding import derive, torch_generator
+from deir.spaces import PackedBox, packed_view
 from deir.stage import check_finite, make_stage
 from deir.types import PolicyTrace, Rollout
 
+_LOGGER = logging.getLogger("deir")
 PHASES = ("env", "forward", "reward", "policy_update", "model_update")
 
 
@@ -52,6 +57,8 @@ class Trainer:
         torch.set_num_threads(max(1, threads // 2) if self.overlaps else threads)
         torch.manual_seed(derive(config.seed, "init", "policy"))
         self.policy = Policy(*spaces, config.network).to(self.device)
+        self.networks = networks_of(config, *spaces)
+        _LOGGER.info(self.networks)
         self.optimizer = FlatAdam(self.policy, config.ppo, "policy")
         self.generators = {name: torch_generator(config.seed, name) for name in ("actions", "policy")}
         self.reward_moments = moments(config.reward.momentum)
@@ -200,11 +207,22 @@ class Trainer:
     def _tabulated(self, distinct: Tensor | None) -> ObservationTable | None:
         if distinct is None:
             return None
-        return tabulate(distinct.to(self.device), True, grid_padding(tuple(distinct.shape[1:])))[0]
+        view = packed_view(self.envs.observation_space)
+        return tabulate(distinct.to(self.device), True, grid_padding(view or tuple(distinct.shape[1:])), view)[0]
 
     def close(self) -> None:
         self.stage.close()
         self.envs.close()
+
+
+def networks_of(config: Config, observations: Space[Any], actions: Space[Any]) -> str:
+    """What was chosen from the spaces, in words."""
+    policy = encoder_kind(config.network.encoder, observations, images="impala")
+    model = encoder_kind(config.reward.encoder, observations, images="dqn")
+    parts = observations.parts.values() if isinstance(observations, PackedBox) else [observations]
+    shapes = "+".join("x".join(map(str, part.shape or ())) for part in parts)
+    kind = type(actions_of(actions)).__name__.removesuffix("Actions")
+    return f"observations {shapes}: encoder {policy} of the policy, {model} of the reward model; {kind} actions"
 
 
 def available_threads(wanted: int | None) -> int:

@@ -23,7 +23,7 @@ class Rollout:
     table: ObservationTable  # distinct: [U, *obs]
     ids: Tensor  # [T+1, N] rows of the table; the last is what the next rollout starts with
     starts: Tensor  # [T+1, N] bool: o_t is the first observation of an episode
-    actions: Tensor  # [T, N]
+    actions: Tensor  # [T, N] int64 for Discrete, [T, N, A] for others: what the environments were given
     rewards: Tensor  # [T, N] extrinsic
     terminated: Tensor  # [T, N] bool
     truncated: Tensor  # [T, N] bool
@@ -62,6 +62,7 @@ class PolicyTrace:
     log_probs: Tensor  # [T, N]
     values: Tensor  # [T, N]
     next_values: Tensor  # [T, N] V(o_{t+1}) of the true next observation
+    choices: Tensor | None = None  # [T, N, …] what it drew, of which the actions were made; the actions if not given
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Batch:
     """B transitions for one gradient step of a reward model."""
 
     observations: Rows  # [B, *obs] o_t
-    actions: Tensor  # [B]
+    actions: Tensor  # [B, …]
     next_observations: Rows  # [B, *obs] the true o_{t+1}
     hidden: Tensor | None = None  # [B, H] the model's memory before o_t
     fakes: Rows | Tensor | None = None  # [B, *obs] an observation offered in place of o_{t+1}

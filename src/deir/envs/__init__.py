@@ -29,7 +29,7 @@ def make_envs(config: EnvConfig | str, seed: int = 0, generation: int = 0) -> Ve
     check_env(config)
     if config.id.startswith(PREFIX):
         return ProcgenEnvs(config, seed, generation)
-    task = _engine_task(config.id)
+    task = None if config.mission else _engine_task(config.id)
     if task is not None:
         from deir.envs.minigrid import MiniGridEnvs
 

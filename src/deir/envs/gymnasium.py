@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with images, vectors or MiniGrid's dictionaries to see and discrete actions to take."""
+"""Any Gymnasium environment: whatever `deir.spaces` can lay out to see and to do."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import os
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.spaces import Box, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
@@ -24,19 +23,17 @@ from numpy.typing import NDArray
 from deir.config import EnvConfig
 from deir.envs import catalogue
 from deir.envs.base import EnvStep
+from deir.envs.missions import MISSIONS
 from deir.envs.observations import add_noise, invisible_obstacles
 from deir.errors import UserError, invalid, unknown
+from deir.spaces import ActionLayout, ObservationLayout
 
 if TYPE_CHECKING:
     from minigrid.core.world_object import WorldObj
     from minigrid.minigrid_env import MiniGridEnv
 
 Factory = Callable[..., Any]
-GRID_OPTIONS = ("view_size", "noise", "invisible_obstacles", "time_penalty")
-_SUPPORTED = (
-    "an image (Box of 2 or 3 dimensions), a vector (Box of 1 dimension) or a dictionary with such a Box as 'image', "
-    "and a Discrete action space"
-)
+GRID_OPTIONS = ("view_size", "noise", "invisible_obstacles", "time_penalty", "direction", "mission")
 _ENVS_STREAM = int.from_bytes(b"envs")  # keeps these seeds apart from the run's other streams
 
 
@@ -81,6 +78,21 @@ def find_source(name: str) -> EnvSpec | Factory | None:
         choices = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise unknown(f"env: factory in module {module_name!r}", attribute, choices)
     return factory  # type: ignore[no-any-return]
+
+
+def suits_control(name: str) -> str | None:
+    """The preset for a registered task by its spaces: continuous, control, or None for images and other names."""
+    if name not in gymnasium.registry or name.startswith(("MiniGrid-", "BabyAI-")):
+        return None
+    try:
+        env = gymnasium.make(name, disable_env_checker=True)
+    except Exception:  # whatever it is, making the environments will tell
+        return None
+    sees, acts = env.observation_space, env.action_space
+    env.close()
+    if isinstance(acts, Box):
+        return "continuous"
+    return "control" if isinstance(sees, Box) and len(sees.shape) == 1 else None
 
 
 def is_minigrid(source: EnvSpec | Factory) -> bool:
@@ -200,57 +212,6 @@ def _autoreset_mode(vector: VectorEnv[Any, Any, Any], name: str) -> AutoresetMod
         ) from None
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How raw observations become [N, *obs]: images height-width-channel in uint8 where lossless, the rest float32."""
-
-    key: str | None  # entry of a dictionary observation
-    space: spaces.Box  # of one environment, after the change
-    axes: str  # of a raw observation: "V", "HW", "HWC" or "CHW"
-
-    @classmethod
-    def of(cls, space: spaces.Space[Any], name: str) -> _Layout:
-        key, box = ("image", space.spaces.get("image")) if isinstance(space, spaces.Dict) else (None, space)
-        if not isinstance(box, spaces.Box) or len(box.shape) not in (1, 2, 3):
-            raise UserError(f"env: the observation space of {name} is {space}; supported are {_SUPPORTED}")
-        axes = ("V", "HW", "HWC")[len(box.shape) - 1]
-        if axes == "HWC" and _channels_first(box.shape):
-            axes = "CHW"
-        low, high = (_height_width_channel(bound[None], axes)[0] for bound in (box.low, box.high))
-        dtype: Any = np.uint8 if axes != "V" and _fits_uint8(box) else np.float32
-        return cls(key, spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype), axes)
-
-    def batch(self, raw: Any) -> NDArray[Any]:
-        """Raw observations of all environments -> a new array [N, *obs], since the raw ones may be overwritten."""
-        return self._convert(raw if self.key is None else raw[self.key])
-
-    def rows(self, raw: Any, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """[K, *obs] of chosen environments; `raw` is one batch or an object array of single observations."""
-        if not len(indices):
-            return np.empty((0, *self.space.shape), self.space.dtype)
-        if isinstance(raw, dict):
-            raw = raw[self.key]
-        chosen = [raw[i] for i in indices]
-        return self._convert(np.stack([row[self.key] if isinstance(row, dict) else row for row in chosen]))
-
-    def _convert(self, raw: Any) -> NDArray[Any]:
-        return np.array(_height_width_channel(np.asarray(raw), self.axes), dtype=self.space.dtype, order="C")
-
-
-def _height_width_channel(batch: NDArray[Any], axes: str) -> NDArray[Any]:
-    if axes == "HW":
-        return batch[..., None]
-    return np.moveaxis(batch, -3, -1) if axes == "CHW" else batch
-
-
-def _channels_first(shape: tuple[int, ...]) -> bool:
-    return shape[0] in (1, 3, 4) and min(shape[1:]) > shape[0] and shape[-1] not in (1, 3, 4)
-
-
-def _fits_uint8(box: spaces.Box) -> bool:
-    return bool(np.issubdtype(box.dtype, np.integer) and box.low.min() >= 0 and box.high.max() <= 255)
-
-
 def _code(thing: WorldObj | None) -> bytes:
     """Type, colour and state; a box is followed by what it holds."""
     if thing is None:
@@ -284,32 +245,38 @@ class GymnasiumEnvs:
         make = _make_registered if isinstance(source, EnvSpec) else _make_from_factory
         self._vector: VectorEnv[Any, Any, Any] = make(source, config)  # type: ignore[arg-type]
         self._mode = _autoreset_mode(self._vector, self._name)
-        self._layout = _Layout.of(self._vector.single_observation_space, self._name)
         self._config = config
         self._seeds: list[int] | None = env_seeds(config.n_envs, seed, generation)
         self._noise_rng = _stream(seed, generation, 1)
         self._ended = np.zeros(config.n_envs, np.bool_)  # [N] NEXT_STEP: the next step resets this one
 
-        action_space = self._vector.single_action_space
-        if not isinstance(action_space, spaces.Discrete):
-            raise UserError(f"env: the action space of {self._name} is {action_space}; supported are {_SUPPORTED}")
-        self._first_action = int(action_space.start)
+        self._actions = ActionLayout(self._vector.single_action_space, self._name)
         self._singles: list[gymnasium.Env[Any, Any]] = list(getattr(self._vector.unwrapped, "envs", ()))
         _silence_babyai()
         self._grids: list[Any] = [e.unwrapped for e in self._singles if _is_minigrid_class(type(e.unwrapped))]
+        self._layout = self._observation_layout()
         if not self._shows_grid_codes():
             reject_options(config, GRID_OPTIONS, f"{self._name} does not show MiniGrid's views")
 
         self.n_envs = config.n_envs
-        self.action_space: spaces.Space[Any] = spaces.Discrete(int(action_space.n))
-        self.observation_space: spaces.Space[Any] = self._layout.space
-        if config.noise:
-            self.observation_space = spaces.Box(-np.inf, np.inf, self._layout.space.shape, np.float32)
+        self.action_space = self._actions.space
+        self.observation_space: Space[Any] = self._layout.space
         self.repeats = self._shows_grid_codes() and not config.noise
+
+    def _observation_layout(self) -> ObservationLayout:
+        """Of MiniGrid's dictionaries the view alone, unless more is asked for; all parts of others."""
+        config, only = self._config, None
+        if self._grids:
+            only = ["image", *(name for name in ("direction", "mission") if getattr(config, name))]
+        layout = ObservationLayout.of(self._vector.single_observation_space, self._name, only, MISSIONS)
+        view = next(iter(layout.parts.values()))
+        if config.noise:
+            view = Box(-np.inf, np.inf, view.shape, np.float32)
+        return layout.with_change(view, self._alter) if config.noise or config.invisible_obstacles else layout
 
     def _shows_grid_codes(self) -> bool:
         """MiniGrid's own views of codes, not pictures of them as some wrappers give."""
-        shape = self._layout.space.shape
+        shape = next(iter(self._layout.parts.values())).shape
         return bool(self._grids) and all(shape == (g.agent_view_size, g.agent_view_size, 3) for g in self._grids)
 
     def reset(self) -> NDArray[Any]:
@@ -319,7 +286,7 @@ class GymnasiumEnvs:
         except (gymnasium.error.Error, ImportError, OSError) as error:  # such as files a package does not ship
             raise UserError(f"env: {self._name} cannot begin an episode: {error}") from error
         self._ended = np.zeros(self.n_envs, np.bool_)
-        return self._alter(self._layout.batch(raw))
+        return self._layout.batch(raw)
 
     def _take_seeds(self) -> Any:
         seeds, self._seeds = self._seeds, None
@@ -328,7 +295,7 @@ class GymnasiumEnvs:
         return seeds if takes_list or seeds is None else seeds[0]
 
     def step(self, actions: NDArray[np.int64]) -> EnvStep:
-        raw, raw_rewards, raw_terminated, raw_truncated, infos = self._vector.step(actions + self._first_action)
+        raw, raw_rewards, raw_terminated, raw_truncated, infos = self._vector.step(self._actions.native(actions))
         dummy = self._ended  # [N]
         rewards = np.where(dummy, 0.0, np.asarray(raw_rewards, np.float64))
         if not self._config.time_penalty:
@@ -345,14 +312,14 @@ class GymnasiumEnvs:
             starts, indices = done, np.flatnonzero(done)
             observations, finals = self._reset_within_step(raw, infos, indices)
         return EnvStep(
-            observations=self._alter(observations),
+            observations=observations,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
             valid=~dummy,
             starts=starts,
             final_indices=indices,
-            final_observations=self._alter(finals),
+            final_observations=finals,
         )
 
     def _reset_within_step(

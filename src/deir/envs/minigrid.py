@@ -21,6 +21,7 @@ from deir.envs.layouts import NOISE_STREAM, LayoutStock
 from deir.envs.observations import add_noise, invisible_obstacles
 from deir.envs.visibility import Visibility
 from deir.errors import UserError, invalid
+from deir.spaces import PackedBox
 
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
 _TURNS = np.array([-1, 1, 0, 0, 0, 0, 0])
@@ -63,9 +64,9 @@ class MiniGridEnvs:
         env = self._layouts.maker.env
         self._view: int = config.view_size or env.agent_view_size
         shape = (self._view, self._view, 3)
-        self.observation_space: spaces.Space[Any] = (
-            spaces.Box(-np.inf, np.inf, shape, np.float32) if config.noise else spaces.Box(0, 255, shape, np.uint8)
-        )
+        view = spaces.Box(-np.inf, np.inf, shape, np.float32) if config.noise else spaces.Box(0, 255, shape, np.uint8)
+        self._packed = PackedBox({"image": view, "direction": spaces.Box(0, 1, (4,), np.uint8)})
+        self.observation_space: spaces.Space[Any] = self._packed if config.direction else view
         self.action_space: spaces.Space[Any] = spaces.Discrete(DONE + 1)
         self.repeats = config.noise == 0
         self._max_steps = config.max_steps or env.max_steps
@@ -93,7 +94,7 @@ class MiniGridEnvs:
         self._steps = np.zeros(n, dtype=np.int64)
         self._episodes = np.zeros(n, dtype=np.int64)  # [N] number of the next episode
         self._grid_hashes = np.zeros(n, dtype=np.uint64)
-        self._observations: NDArray[Any] = np.zeros((n, self._view, self._view, 3), self.observation_space.dtype)
+        self._observations: NDArray[Any] = np.zeros((n, *self.observation_space.shape), self.observation_space.dtype)  # type: ignore[misc]
         ahead = _FORWARD_X + _FORWARD_Y * stride  # [4] flat step forward
         right = -_FORWARD_Y + _FORWARD_X * stride  # [4] flat step to the agent's right
         self._ahead = ahead
@@ -104,20 +105,20 @@ class MiniGridEnvs:
     def reset(self) -> NDArray[Any]:
         """Begins the next episode in every environment."""
         self._begin(np.arange(self.n_envs))
-        self._observations = self._noisy(self._views(slice(None)))
+        self._observations = self._observe(slice(None))
         return self._observations.copy()
 
     def step(self, actions: NDArray[np.int64]) -> EnvStep:
         success, terminated = self._act(np.asarray(actions))
         truncated = self._steps >= self._max_steps
         rewards = self._rewards(success)
-        observations = self._noisy(self._views(slice(None)))
+        observations = self._observe(slice(None))
         starts = terminated | truncated
         ended = np.flatnonzero(starts)
         finals = observations[ended]
         if ended.size:
             self._begin(ended)
-            observations[ended] = self._noisy(self._views(ended))
+            observations[ended] = self._observe(ended)
         self._observations = observations
         valid = np.ones(self.n_envs, dtype=np.bool_)
         return EnvStep(observations.copy(), rewards, terminated, truncated, valid, starts, ended, finals)
@@ -198,9 +199,13 @@ class MiniGridEnvs:
         views: NDArray[np.uint8] = self._channels.take(codes, axis=0)
         return views
 
-    def _noisy(self, views: NDArray[np.uint8]) -> NDArray[Any]:
-        config = self._config
-        return add_noise(views, config.noise, config.noise_units, self._noise) if config.noise else views
+    def _observe(self, envs: slice | Indices) -> NDArray[Any]:
+        """[K, *obs] of `envs`: the view, with noise and direction where asked for."""
+        config, views = self._config, self._views(envs)
+        seen = add_noise(views, config.noise, config.noise_units, self._noise) if config.noise else views
+        if not config.direction:
+            return seen
+        return self._packed.pack({"image": seen, "direction": np.eye(4, dtype=np.uint8)[self._directions[envs]]})
 
     def state_hashes(self) -> NDArray[np.uint64]:
         """Grid with box contents, agent and carried object; not the step count."""

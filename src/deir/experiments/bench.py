@@ -96,7 +96,7 @@ def plain_mflop_per_frame(config: Config) -> float:
     total = forward + 3 * config.ppo.epochs * forward
     stage = LocalStage(config, *spaces)
     if stage.reward.learns:
-        rollout = _plain_rollout(observations, int(spaces[1].n))  # type: ignore[attr-defined]
+        rollout = _plain_rollout(observations, torch.from_numpy(np.stack([spaces[1].sample() for _ in range(count)])))
         stage.carry = stage.reward.initial_carry(count)
         used: list[float] = []
         used.append(_flops(lambda: stage.compute(rollout, 0.0, policy.encoder)) / count)
@@ -106,19 +106,18 @@ def plain_mflop_per_frame(config: Config) -> float:
     return total / 1e6
 
 
-def _plain_rollout(observations: torch.Tensor, n_actions: int) -> Rollout:
+def _plain_rollout(observations: torch.Tensor, actions: torch.Tensor) -> Rollout:
     """One step of every environment, with observations that are not taken to repeat."""
     count = len(observations)
     table, names = tabulate(torch.cat([observations, observations]), False)
     no = torch.zeros(1, count, dtype=torch.bool)
     starts = torch.tensor([[True], [False]]).repeat(1, count)
-    actions = torch.arange(count)[None] % n_actions
     states = torch.arange(2 * count).view(2, count)
     return Rollout(
         table,
         names.view(2, count),
         starts,
-        actions,
+        actions[None],
         torch.zeros(1, count),
         no,
         no,

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gymnasium import spaces
 from torch import Tensor
 
@@ -30,12 +32,12 @@ class DeirInverse(EpisodicNovelty):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, config, policy_encoder)
-        self.inverse_model = InverseModel(config, self.width, self.n_actions, self.options.mlp)
+        self.inverse_model = InverseModel(config, self.width, self.actions, self.options.mlp)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.inverse_model.loss(*self.transitions(batch), batch.actions)
@@ -45,14 +47,14 @@ class DeirForward(EpisodicNovelty):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, config, policy_encoder)
-        self.forward_model = ForwardModel(config, self.width, self.n_actions, self.options.mlp)
+        self.forward_model = ForwardModel(config, self.width, self.actions, self.options.mlp)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         now, then = self.transitions(batch)  # [B, H]
-        loss = self.forward_model.errors(now, self.one_hot(batch.actions), then).mean()
+        loss = self.forward_model.errors(now, self.actions.vector(batch.actions), then).mean()
         return loss, {"forward_loss": loss}

@@ -58,7 +58,7 @@ class IntrinsicReward(nn.Module):
     ) -> Iterator[Batch]:
         """The rollout's genuine transitions, shuffled anew each epoch."""
         indices, ids, next_ids = rollout.valid_indices(), rollout.ids[:-1].flatten(), rollout.next_ids.flatten()
-        actions, memories = rollout.actions.flatten(), self.memories(carry)
+        actions, memories = rollout.actions.flatten(0, 1), self.memories(carry)
         hidden = None if memories is None else memories.flatten(0, 1)
         embeddings, targets = (carry.get(f"{OF_ROLLOUT}{name}") for name in ("embeddings", "targets"))
         for _ in range(epochs):

@@ -34,7 +34,7 @@ class EpisodicNovelty(TrajectoryModel):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
@@ -72,14 +72,14 @@ class Deir(EpisodicNovelty):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, config, policy_encoder)
         self.max_queue_bytes = config.checkpoint.max_queue_mb * 2**20
         mlp = self.options.mlp or config.network.mlp
-        self.discriminator = head(config.network.norm, [2 * self.width + self.n_actions, mlp, mlp, 1])
+        self.discriminator = head(config.network.norm, [2 * self.width + self.actions.width, mlp, mlp, 1])
         dtype = torch.uint8 if observation_space.dtype == "uint8" else torch.float32
         self.queue = ObservationQueue(self.options.queue_size, observation_space.shape, dtype)
 
@@ -126,7 +126,7 @@ class Deir(EpisodicNovelty):
         now, offered = observed.tensor_split([len(batch.actions)])  # o_t, and true and fake o_{t+1}
         traj = self.advance(now, batch.hidden).repeat(2, 1)  # [2B, H]
         next_traj = self.advance(offered, traj)  # [2B, H]
-        actions = self.one_hot(batch.actions).repeat(2, 1)
+        actions = self.actions.vector(batch.actions).repeat(2, 1)
         logits = self.discriminator(torch.cat([traj, next_traj, actions], 1))[:, 0]  # [2B]
         true, fake = logits.chunk(2)
         differs = batch.fake_differs.to(logits.dtype)

@@ -21,7 +21,7 @@ class DeirRnd(Deir):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:

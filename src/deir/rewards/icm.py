@@ -6,6 +6,8 @@ trajectory embedding, as it stands for the state where that is only partially ob
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -20,21 +22,21 @@ class Icm(TrajectoryModel):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, config)
         self.forward_weight = config.reward.icm.forward_weight
-        self.inverse_model = InverseModel(config, self.width, self.n_actions)
-        self.forward_model = ForwardModel(config, self.width, self.n_actions)
+        self.inverse_model = InverseModel(config, self.width, self.actions)
+        self.forward_model = ForwardModel(config, self.width, self.actions)
 
     @torch.no_grad()
     def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
         self.eval()
         seen = self.embed(rollout, carry)
         then = self.next_trajectories(seen).flatten(0, 1)  # [T*N, H]
-        actions = self.one_hot(rollout.actions.flatten())  # [T*N, A]
+        actions = self.actions.vector(rollout.actions.flatten(0, 1))  # [T*N, A]
         rewards = self.forward_model.errors(seen.after.flatten(0, 1), actions, then).view(rollout.shape)
         return rewards * rollout.valid, self.carry_on(seen)
 
@@ -42,6 +44,6 @@ class Icm(TrajectoryModel):
         """L = (1-w) L_I + w L_F; L_F reaches the embeddings of both sides, as in the paper's joint problem."""
         now, then = self.transitions(batch)  # [B, H]
         inverse_loss, metrics = self.inverse_model.loss(now, then, batch.actions)
-        forward_loss = self.forward_model.errors(now, self.one_hot(batch.actions), then).mean()
+        forward_loss = self.forward_model.errors(now, self.actions.vector(batch.actions), then).mean()
         weight = self.forward_weight
         return (1 - weight) * inverse_loss + weight * forward_loss, {**metrics, "forward_loss": forward_loss}

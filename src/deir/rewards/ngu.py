@@ -30,13 +30,13 @@ class Ngu(TrajectoryModel):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, config)
         self.options = config.reward.ngu
-        self.inverse_model = InverseModel(config, self.width, self.n_actions)
+        self.inverse_model = InverseModel(config, self.width, self.actions)
         self.rnd = RandomDistillation(observation_space, config, policy_encoder) if self.options.lifelong else None
         self.distance_mean = RunningMean(self.options.distance_momentum)
 

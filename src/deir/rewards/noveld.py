@@ -5,6 +5,8 @@ r_t = max{n(o_{t+1}) - α n(o_t), 0} · 1[o_{t+1} is visited for the first time 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -21,7 +23,7 @@ class Noveld(Rnd):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:

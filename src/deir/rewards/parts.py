@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from deir.actions import Actions, actions_of
 from deir.config import Config
 from deir.errors import UserError
 from deir.functional import moments
@@ -55,13 +55,13 @@ class TrajectoryModel(IntrinsicReward):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         features: int | None = None,
     ) -> None:
         super().__init__()
         features = features or config.network.features
-        self.n_actions = int(action_space.n)
+        self.actions = actions_of(action_space)
         self.encoder = model_encoder(observation_space, config, features)
         self.gru = nn.GRUCell(features, config.network.hidden) if self.recurrent else None
         self.width = config.network.hidden if self.recurrent else features  # of a trajectory embedding
@@ -105,33 +105,28 @@ class TrajectoryModel(IntrinsicReward):
         traj = self.advance(now, batch.hidden)
         return traj, self.advance(then, traj)
 
-    def one_hot(self, actions: Tensor) -> Tensor:
-        return F.one_hot(actions, self.n_actions).to(torch.float32)
-
 
 class InverseModel(nn.Module):
     """Which action led from one embedding to the next."""
 
-    def __init__(self, config: Config, width: int, n_actions: int, mlp: int | None = None) -> None:
+    def __init__(self, config: Config, width: int, actions: Actions, mlp: int | None = None) -> None:
         super().__init__()
         mlp = mlp or config.network.mlp
-        self.head = head(config.network.norm, [2 * width, mlp, mlp, n_actions])
+        self.actions = actions
+        self.head = head(config.network.norm, [2 * width, mlp, mlp, actions.width])
 
     def loss(self, now: Tensor, then: Tensor, actions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """L_I = -log p(a_t | φ_t, φ_{t+1})"""
-        logits = self.head(torch.cat([now, then], 1))  # [B, A]
-        loss = F.cross_entropy(logits, actions)
-        accuracy = (logits.detach().argmax(1) == actions).float().mean()
-        return loss, {"inverse_loss": loss, "inverse_accuracy": accuracy}
+        """L_I = -log p(a_t | φ_t, φ_{t+1}); of a Box, the squared error of its scaled action."""
+        return self.actions.inverse_loss(self.head(torch.cat([now, then], 1)), actions)
 
 
 class ForwardModel(nn.Module):
     """The next embedding from this one and the action."""
 
-    def __init__(self, config: Config, width: int, n_actions: int, mlp: int | None = None) -> None:
+    def __init__(self, config: Config, width: int, actions: Actions, mlp: int | None = None) -> None:
         super().__init__()
         mlp = mlp or config.network.mlp
-        self.head = head(config.network.norm, [width + n_actions, mlp, mlp, width])
+        self.head = head(config.network.norm, [width + actions.width, mlp, mlp, width])
 
     def errors(self, now: Tensor, actions: Tensor, then: Tensor) -> Tensor:
         """½ |f(φ_t, a_t) - φ_{t+1}|².   now, then: [B, H], actions: [B, A] -> [B]"""

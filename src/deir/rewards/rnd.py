@@ -19,7 +19,7 @@ class Rnd(IntrinsicReward):
     def __init__(
         self,
         observation_space: spaces.Box,
-        action_space: spaces.Discrete,
+        action_space: spaces.Space[Any],
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
