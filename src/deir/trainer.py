@@ -12,7 +12,7 @@ from torch import Tensor
 from deir.config import Config
 from deir.envs import make_envs
 from deir.envs.base import EnvStep
-from deir.functional import EmaMoments, moments
+from deir.functional import EmaMoments
 from deir.metrics import EpisodeStatistics, ExplorationStatistics, Timer
 from deir.networks import grid_padding
 from deir.optim import FlatAdam
@@ -21,7 +21,7 @@ from deir.policy import Policy
 from deir.ppo import advantages_and_returns, normalized_advantages, update_policy
 from deir.rollout import Position, collect
 from deir.seeding import derive, torch_generator
-from deir.stage import check_finite, make_stage
+from deir.stage import RewardScale, check_finite, make_stage
 from deir.types import PolicyTrace, Rollout
 
 PHASES = ("env", "forward", "reward", "policy_update", "model_update")
@@ -50,7 +50,7 @@ class Trainer:
         self.policy = Policy(*spaces, config.network).to(self.device)
         self.optimizer = FlatAdam(self.policy, config.ppo, "policy")
         self.generators = {name: torch_generator(config.seed, name) for name in ("actions", "policy")}
-        self.reward_moments = moments(config.reward.momentum)
+        self.scale = RewardScale(config.reward)
         self.advantage_moments = EmaMoments(config.ppo.advantage_momentum)
         self.episodes = EpisodeStatistics(config.env.n_envs)
         self.exploration = ExplorationStatistics(config.env.n_envs)
@@ -79,9 +79,9 @@ class Trainer:
         timer = Timer(seconds)
         self.episodes.update(steps)
         with timer("reward"):
-            raw = self.stage.compute(rollout, self.reward_moments.mean, self.policy.encoder)
+            raw = self.stage.compute(rollout, self.scale.average, self.policy.encoder)
             self.stage.begin_update()
-            rewards = self._total_rewards(rollout, raw)
+            rewards = self.config.reward.extrinsic_coef * rollout.rewards + self.scale(raw, rollout.valid)
             advantages, returns = advantages_and_returns(rollout, trace, rewards, self.config.ppo)
             advantages = normalized_advantages(advantages, rollout.valid, self.config.ppo, self.advantage_moments)
             explored = self.exploration.update(rollout)
@@ -121,13 +121,6 @@ class Trainer:
         self.before_ahead = self._collection_state()
         self.ahead = self._collect()
 
-    def _total_rewards(self, rollout: Rollout, raw: Tensor) -> Tensor:
-        """r = c r_E + β (r_I - μ)/σ, the last term only on genuine steps. [T, N]"""
-        config = self.config.reward
-        self.reward_moments.update(raw[rollout.valid])
-        intrinsic = self.reward_moments.normalize(raw) if config.normalize else raw
-        return config.extrinsic_coef * rollout.rewards + config.beta * intrinsic * rollout.valid
-
     def keep(self) -> None:
         """Remembers the present state as the last good one, for the case that training diverges."""
         self.stage.keep()
@@ -147,7 +140,7 @@ class Trainer:
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "shuffles": self.generators["policy"].get_state(),
-            "reward_moments": self.reward_moments.state_dict(),
+            "reward_moments": self.scale.moments.state_dict(),
             "advantage_moments": self.advantage_moments.state_dict(),
             "episodes": self.episodes.state_dict(),
             "exploration": self.exploration.state_dict(),
@@ -168,7 +161,7 @@ class Trainer:
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generators["policy"].set_state(state["shuffles"])
-        self.reward_moments.load_state_dict(state["reward_moments"])
+        self.scale.moments.load_state_dict(state["reward_moments"])
         self.advantage_moments.load_state_dict(state["advantage_moments"])
         self.episodes.load_state_dict(state["episodes"])
         self.exploration.load_state_dict(state["exploration"])
