@@ -104,7 +104,7 @@ def as_tensor(field: str, value: Any) -> Tensor:
         return value.detach()
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise invalid(field, f"{type(value).__name__} of {array.dtype}", "a NumPy array or tensor of numbers")
+        raise UserError(f"{field}: got {type(value).__name__} of {array.dtype}, expected an array or tensor of numbers")
     array = array.view(np.int64) if array.dtype == np.uint64 else array
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
