@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import deir
+from deir import checkpoint
 from deir.config import EnvConfig
 from deir.evaluate import evaluate
 
@@ -47,6 +48,37 @@ def test_acting_step_by_step_is_the_policy_of_training(trained):
             logits, _, hidden = agent.policy(torch.from_numpy(view)[None], hidden)
         assert action == logits.argmax()
         torch.testing.assert_close(state, hidden)
+
+
+def test_embeddings_are_those_of_the_reward_model_step_by_step(trained):
+    agent = deir.load(trained.path)
+    rng = np.random.default_rng(0)
+    views = rng.integers(0, 3, (6, 2, 7, 7, 3)).astype(np.uint8)
+    starts = np.zeros((6, 2), bool)
+    starts[3, 1] = True
+    found = agent.embed(views, starts)
+    model = agent.reward.stage.reward.eval()
+    for n in range(2):
+        memory = torch.zeros(1, model.width)
+        for t in range(6):
+            with torch.no_grad():
+                embedding = model.encoder(torch.from_numpy(views[t, n])[None])
+                memory = model.gru(embedding, torch.zeros_like(memory) if starts[t, n] else memory)
+            np.testing.assert_allclose(found.observations[t, n], embedding[0], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found.trajectories[t, n], memory[0], rtol=1e-4, atol=1e-5)
+    again = agent.embed(torch.from_numpy(views), torch.from_numpy(starts))
+    assert np.array_equal(again.trajectories.numpy(), found.trajectories)
+
+
+def test_the_reward_of_a_run_goes_on_in_another_loop(trained):
+    reward = deir.load_reward(trained.path)
+    state = checkpoint.load_latest(trained.path / "checkpoints")[0]
+    assert reward.scale.moments.state_dict() == state["reward_moments"]
+    assert torch.equal(reward.stage.reward.gru.weight_ih, state["stage"]["reward"]["gru.weight_ih"])
+    no = np.zeros((3, 4), bool)
+    views = np.random.default_rng(0).integers(0, 3, (4, 4, 7, 7, 3)).astype(np.uint8)
+    assert reward.compute(views, no.astype(int), no, no).shape == (3, 4)
+    assert reward.update()["model_loss"] > 0
 
 
 def test_evaluation_plays_the_asked_number_of_episodes_reproducibly(trained):

@@ -39,8 +39,16 @@ def test_rewards_know_nothing_of_ppo_envs_or_training(path):
 
 @pytest.mark.parametrize("path", [p for p in modules("**/*.py") if "experiments" not in p.parts], ids=lambda p: p.stem)
 def test_heavy_tools_live_above(path):
-    heavy = {"ray", "optuna", "plotly", "scipy", "matplotlib", "stable_baselines3"}
+    heavy = {"ray", "optuna", "plotly", "scipy", "matplotlib", "stable_baselines3", "sb3_contrib"}
+    if "integrations" in path.parts:
+        heavy -= {"stable_baselines3"}
     assert not {name for name in imports_of(path) if name.split(".")[0] in heavy}
+
+
+@pytest.mark.parametrize("path", modules("plug.py", "inputs.py", "stage.py"), ids=lambda p: p.stem)
+def test_a_reward_for_any_loop_needs_nothing_of_ours_but_itself(path):
+    forbidden = {"deir.envs", "deir.trainer", "deir.rollout", "deir.run", "deir.cli", "deir.policy"}
+    assert not {name for name in imports_of(path) if any(name == f or name.startswith(f"{f}.") for f in forbidden)}
 
 
 @pytest.mark.parametrize("path", modules("envs/*.py"), ids=lambda p: p.stem)

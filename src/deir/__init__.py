@@ -6,11 +6,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deir.api import Agent, load, train
+    from deir.api import Agent, load, load_reward, train
     from deir.envs import make_envs
+    from deir.plug import Reward, make_reward
+    from deir.rewards import register_reward
 
-__all__ = ["Agent", "load", "make_envs", "train"]
-_HOMES = {"Agent": "deir.api", "load": "deir.api", "train": "deir.api", "make_envs": "deir.envs"}
+__all__ = ["Agent", "Reward", "load", "load_reward", "make_envs", "make_reward", "register_reward", "train"]
+_HOMES = {
+    **dict.fromkeys(("Agent", "load", "load_reward", "train"), "deir.api"),
+    **dict.fromkeys(("Reward", "make_reward"), "deir.plug"),
+    "make_envs": "deir.envs",
+    "register_reward": "deir.rewards",
+}
 
 
 def __getattr__(name: str) -> Any:

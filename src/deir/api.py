@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
 from deir import checkpoint, run
 from deir.config import Config
 from deir.envs import make_envs
+from deir.errors import UserError
+from deir.plug import Embeddings, Reward
 from deir.policy import Policy
 from deir.seeding import torch_generator
 from deir.spaces import PackedBox
@@ -58,10 +63,18 @@ def draw_curve(path: Path, config: Config) -> None:
 class Agent:
     """A trained policy. It keeps nothing between calls: the caller holds its memory."""
 
-    def __init__(self, policy: Policy, config: Config) -> None:
+    def __init__(self, policy: Policy, config: Config, reward: Callable[[], Reward] | None = None) -> None:
+        """`reward` makes the reward model that was trained beside the policy, when it is asked for."""
         self.policy = policy.eval()
         self.config = config
         self.generator = torch_generator(config.seed, "act")
+        self._make_reward = reward
+
+    @cached_property
+    def reward(self) -> Reward:
+        if self._make_reward is None:
+            raise UserError("reward: this agent has none; deir.load gives one with the reward model of its run")
+        return self._make_reward()
 
     @torch.no_grad()
     def act(
@@ -83,16 +96,39 @@ class Agent:
         actions = kind.taken(kind.mode(outputs) if greedy else kind.sample(outputs, self.generator))
         return (actions[0] if single else actions).numpy(), hidden
 
+    def embed(self, observations: Any, starts: Any = None) -> Embeddings:
+        """Observation embeddings [T, N, F] and trajectory embeddings [T, N, H] of the reward model.
+
+        observations: [T, N, *obs]; starts: [T, N] where episodes begin, if not only at the first step.
+        """
+        return self.reward.embed(observations, starts)
+
 
 def load(path: str | Path) -> Agent:
     """The agent of a run directory, at its last whole checkpoint."""
+    return _load(path, AutoresetMode.SAME_STEP)
+
+
+def _load(path: str | Path, mode: AutoresetMode | str) -> Agent:
     directory = run.RunDirectory.existing(Path(path), "run")
     config = run.load_config(directory.path)
     state, _, _ = checkpoint.load_latest(directory.checkpoints)
     envs = make_envs(config.env, config.seed)
     try:
-        policy = Policy(envs.observation_space, envs.action_space, config.network)
+        spaces = envs.observation_space, envs.action_space
     finally:
         envs.close()
+    policy = Policy(*spaces, config.network)
     policy.load_state_dict(state["policy"])
-    return Agent(policy, config)
+
+    def reward() -> Reward:
+        made = Reward(replace(config, device="cpu"), *spaces, mode, channels_first=False, encoder=policy.encoder)
+        made.load_learned(state["stage"], state["reward_moments"])
+        return made
+
+    return Agent(policy, config, reward)
+
+
+def load_reward(path: str | Path, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> Reward:
+    """The reward of a run directory, trained as far as its last whole checkpoint, to go on with in another loop."""
+    return _load(path, autoreset_mode).reward

@@ -253,7 +253,7 @@ class Config:
 
     env: EnvConfig = field(default_factory=EnvConfig)
     method: str = "deir"
-    """Intrinsic reward: a name of `deir list methods`; none is PPO alone."""
+    """Intrinsic reward: a name of `deir list methods`, or package.module:Class; none is PPO alone."""
     preset: str = "auto"
     """Table A1 column: a name of `deir list presets`; the task's own when not given (auto)."""
     steps: Count = 200_000

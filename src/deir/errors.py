@@ -18,13 +18,16 @@ def nearest(value: str, choices: Iterable[str]) -> str | None:
     return lowered[found[0]] if found else None
 
 
-def unknown(field: str, value: str, choices: Iterable[str], listing: str | None = None) -> UserError:
+def unknown(
+    field: str, value: str, choices: Iterable[str], listing: str | None = None, also: str | None = None
+) -> UserError:
     """An unknown name: the nearest valid one, and all of them (or the command that lists them)."""
     choices = sorted(choices)
     close = nearest(value, choices)
     hint = f" Did you mean {close!r}?" if close else ""
     known = f"`{listing}` shows what there is" if listing else f"expected one of: {', '.join(choices)}"
-    return UserError(f"{field}: unknown name {value!r}.{hint} ({known})")
+    more = f", or {also}" if also else ""
+    return UserError(f"{field}: unknown name {value!r}.{hint} ({known}{more})")
 
 
 class TrainingDiverged(RuntimeError):

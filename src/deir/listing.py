@@ -54,7 +54,12 @@ def print_envs() -> None:
 
 
 def print_methods() -> None:
-    _print("Methods", ["name", "what it is"], [[name, method.description] for name, method in METHODS.items()])
+    _print(
+        "Methods",
+        ["name", "what it is"],
+        [[name, method.description] for name, method in METHODS.items()],
+        "A method of your own: package.module:Class, or deir.register_reward (docs/extending.md).",
+    )
 
 
 def print_presets() -> None:

@@ -86,8 +86,8 @@ def validate(config: Config) -> None:
 
 def default_directory(config: Config) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = config.env.id.replace(":", "-").replace("/", "-")
-    return Path("runs") / name / config.method / f"seed{config.seed}-{stamp}"
+    name, method = (text.replace(":", "-").replace("/", "-") for text in (config.env.id, config.method))
+    return Path("runs") / name / method / f"seed{config.seed}-{stamp}"
 
 
 def check_vacant(path: Path) -> None:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -24,17 +25,36 @@ from gymnasium import spaces
 from torch import Tensor
 
 from deir.allocator import keep_freed_memory
-from deir.config import Config
+from deir.config import Config, RewardConfig
 from deir.errors import TrainingDiverged, UserError
+from deir.functional import moments
 from deir.networks import Encoder, encoder_kind, make_encoder
 from deir.optim import FlatAdam
 from deir.ppo import MeanMetrics
-from deir.rewards import make_reward
+from deir.rewards import find_method, make_reward
 from deir.rewards.base import between_rollouts
 from deir.seeding import derive, torch_generator
 from deir.types import Metrics, Rollout
 
 State = dict[str, Any]
+
+
+class RewardScale:
+    """What the policy is paid for raw rewards: β (r - μ)/(σ + 1e-5), by the moving moments over rollouts."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self.beta, self.normalize = config.beta, config.normalize
+        self.moments = moments(config.momentum)
+
+    @property
+    def average(self) -> float:
+        """The running mean of raw rewards so far."""
+        return self.moments.mean
+
+    def __call__(self, raw: Tensor, valid: Tensor) -> Tensor:
+        """raw, valid: [T, N] -> [T, N], zero on dummy steps"""
+        self.moments.update(raw[valid])
+        return self.beta * (self.moments.normalize(raw) if self.normalize else raw) * valid
 
 
 class Stage(Protocol):
@@ -66,15 +86,20 @@ class Stage(Protocol):
 class LocalStage:
     """The reward model in this process."""
 
-    def __init__(self, config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        encoder: Encoder | None = None,
+    ) -> None:
+        """`encoder`: for the methods that read a policy's embeddings; without it a copy that `compute` refreshes."""
         self.config = config
         self.device = torch.device(config.device)
         torch.manual_seed(derive(config.seed, "init", "reward"))
         kind = encoder_kind(config.network.encoder, observation_space, images="impala")
-        # a copy of the policy's encoder, refreshed before each rollout for the methods that read it
-        self.encoder = make_encoder(kind, observation_space, config.network.features, config.network.norm).to(
-            self.device
-        )
+        own = make_encoder(kind, observation_space, config.network.features, config.network.norm)
+        self.encoder = (encoder or own).to(self.device)
         self.reward = make_reward(config, observation_space, action_space, self.encoder).to(self.device)
         self.optimizer = FlatAdam(self.reward, config.ppo, "reward model") if self.reward.learns else None
         self.generator = torch_generator(config.seed, "model")
@@ -95,8 +120,8 @@ class LocalStage:
     def finish_compute(self) -> Tensor:
         return self.raw
 
-    def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
-        if self.reads_policy:
+    def compute(self, rollout: Rollout, average: float, encoder: Encoder | None = None) -> Tensor:
+        if self.reads_policy and encoder is not None:
             self.encoder.load_state_dict(encoder.state_dict())
         raw, self.carry = self.reward.compute(rollout, self.carry)
         self.reward.remember(rollout, raw, average)
@@ -108,7 +133,8 @@ class LocalStage:
 
     def finish_update(self) -> Metrics:
         config, collected, rollout = self.config.reward, MeanMetrics(), self.rollout
-        if self.optimizer is not None and rollout is not None:
+        enough = rollout is not None and len(rollout.valid_indices()) > 1  # batch normalisation needs two
+        if self.optimizer is not None and rollout is not None and enough:
             self.reward.train()
             for batch in self.reward.batches(rollout, self.carry, config.epochs, config.minibatch_size, self.generator):
                 loss, metrics = self.reward.loss(batch)
@@ -176,13 +202,17 @@ class RemoteStage:
     ) -> None:
         ours, theirs = socket.socketpair()
         command = f"from deir.stage import serve; serve({theirs.fileno()}, {threads})"
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        path = os.pathsep.join(entry for entry in sys.path if entry)  # where a user's own method may live
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
         self.process = subprocess.Popen(
             [sys.executable, "-c", command], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
         )
         theirs.close()
         self.connection = Connection(ours.detach())
         self.updating = False
+        method = find_method(config.method)
+        if method.given is not None:  # that process has not registered it
+            config = replace(config, method=f"{method.module}:{method.cls}")
         self._send("start", config, observation_space, action_space)
         self.reads_policy = bool(self._receive())
 
@@ -283,7 +313,7 @@ def _answer(stage: LocalStage, call: str, arguments: tuple[Any, ...]) -> Any:
         rollout, average, encoder_state = arguments
         if encoder_state is not None:
             stage.encoder.load_state_dict(encoder_state)
-        return stage.compute(rollout, average, stage.encoder)
+        return stage.compute(rollout, average)
     if call == "update":
         return stage.finish_update()
     return getattr(stage, call)(*arguments)
@@ -294,6 +324,6 @@ def make_stage(
 ) -> Stage:
     """A process of its own where it pays: a method that learns, on the CPU, with a thread to spare."""
     apart = config.reward.process and config.method != "none" and config.device == "cpu" and threads > 1
-    if not apart or os.name != "posix":
+    if not apart or os.name != "posix" or not find_method(config.method).importable:
         return LocalStage(config, observation_space, action_space)
     return RemoteStage(config, observation_space, action_space, threads - threads // 2)

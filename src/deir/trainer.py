@@ -17,7 +17,7 @@ from deir.config import Config
 from deir.envs import make_envs
 from deir.envs.base import EnvStep
 from deir.errors import invalid
-from deir.functional import EmaMoments, moments
+from deir.functional import EmaMoments
 from deir.maps import ExplorationMaps
 from deir.metrics import EpisodeStatistics, ExplorationStatistics, Timer
 from deir.networks import encoder_kind, grid_padding
@@ -28,7 +28,7 @@ from deir.ppo import advantages_and_returns, normalized_advantages, update_polic
 from deir.rollout import Position, collect
 from deir.seeding import derive, torch_generator
 from deir.spaces import PackedBox, packed_view
-from deir.stage import check_finite, make_stage
+from deir.stage import RewardScale, check_finite, make_stage
 from deir.types import PolicyTrace, Rollout
 
 _LOGGER = logging.getLogger("deir")
@@ -61,7 +61,7 @@ class Trainer:
         _LOGGER.info(self.networks)
         self.optimizer = FlatAdam(self.policy, config.ppo, "policy")
         self.generators = {name: torch_generator(config.seed, name) for name in ("actions", "policy")}
-        self.reward_moments = moments(config.reward.momentum)
+        self.scale = RewardScale(config.reward)
         self.advantage_moments = EmaMoments(config.ppo.advantage_momentum)
         self.episodes = EpisodeStatistics(config.env.n_envs)
         self.exploration = ExplorationStatistics(config.env.n_envs)
@@ -92,14 +92,14 @@ class Trainer:
         self.ahead = None
         timer = Timer(seconds)
         with timer("reward"):
-            self.stage.begin_compute(rollout, self.reward_moments.mean, self.policy.encoder)
+            self.stage.begin_compute(rollout, self.scale.average, self.policy.encoder)
             self.episodes.update(steps)
             explored = self.exploration.update(rollout)
             raw = self.stage.finish_compute()
             self.stage.begin_update()
             if self.maps:
                 self.maps.update(rollout, raw)
-            rewards = self._total_rewards(rollout, raw)
+            rewards = self.config.reward.extrinsic_coef * rollout.rewards + self.scale(raw, rollout.valid)
             advantages, returns = advantages_and_returns(rollout, trace, rewards, self.config.ppo)
             advantages = normalized_advantages(advantages, rollout.valid, self.config.ppo, self.advantage_moments)
         with timer("policy_update"):
@@ -138,13 +138,6 @@ class Trainer:
         self.before_ahead = self._collection_state()
         self.ahead = self._collect()
 
-    def _total_rewards(self, rollout: Rollout, raw: Tensor) -> Tensor:
-        """r = c r_E + β (r_I - μ)/σ, the last term only on genuine steps. [T, N]"""
-        config = self.config.reward
-        self.reward_moments.update(raw[rollout.valid])
-        intrinsic = self.reward_moments.normalize(raw) if config.normalize else raw
-        return config.extrinsic_coef * rollout.rewards + config.beta * intrinsic * rollout.valid
-
     def keep(self) -> None:
         """Remembers the present state as the last good one, for the case that training diverges."""
         self.stage.keep()
@@ -164,7 +157,7 @@ class Trainer:
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "shuffles": self.generators["policy"].get_state(),
-            "reward_moments": self.reward_moments.state_dict(),
+            "reward_moments": self.scale.moments.state_dict(),
             "advantage_moments": self.advantage_moments.state_dict(),
             "episodes": self.episodes.state_dict(),
             "exploration": self.exploration.state_dict(),
@@ -186,7 +179,7 @@ class Trainer:
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generators["policy"].set_state(state["shuffles"])
-        self.reward_moments.load_state_dict(state["reward_moments"])
+        self.scale.moments.load_state_dict(state["reward_moments"])
         self.advantage_moments.load_state_dict(state["advantage_moments"])
         self.episodes.load_state_dict(state["episodes"])
         self.exploration.load_state_dict(state["exploration"])

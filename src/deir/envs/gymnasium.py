@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
 import struct
 import sys
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from deir.envs.base import EnvStep
 from deir.envs.missions import MISSIONS
 from deir.envs.observations import add_noise, invisible_obstacles
 from deir.errors import UserError, invalid, unknown
+from deir.imports import import_named
 from deir.spaces import ActionLayout, ObservationLayout
 
 if TYPE_CHECKING:
@@ -63,14 +62,7 @@ def find_source(name: str) -> EnvSpec | Factory | None:
     module_name, colon, attribute = name.partition(":")
     if not colon:
         return None
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # a console script does not look in the directory it is started from
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(
-            f"env: module {module_name!r} of {name!r} cannot be imported ({error}); expected package.module:factory"
-        ) from None
+    module = import_named("env", name, "package.module:factory")
     if attribute in gymnasium.registry:  # Gymnasium's own module:Id-v0: importing the module registers the id
         return gymnasium.registry[attribute]
     factory = getattr(module, attribute, None)

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from deir.config import Config
 from deir.errors import invalid
+from deir.experiments.jobs import parse_seeds
 from deir.experiments.landmarks import BINARY, LABELS, check_task
-from deir.experiments.pool import parse_seeds
 from deir.experiments.trajectories import Labelled, samples
 from deir.functional import minibatches, moments
 from deir.networks import head

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from gymnasium import spaces
 
 from deir.config import Config
-from deir.errors import unknown
+from deir.errors import invalid, unknown
+from deir.imports import import_named
 from deir.networks import Encoder
 from deir.rewards.base import IntrinsicReward
 
@@ -16,6 +17,12 @@ class Method(NamedTuple):
     module: str  # imported when asked for
     cls: str
     description: str
+    given: type[IntrinsicReward] | None = None  # a class registered by the program that runs
+
+    @property
+    def importable(self) -> bool:
+        """Whether another process can find the class too; not one of a script, a notebook or a function."""
+        return self.given is None or (self.module != "__main__" and "." not in self.cls)
 
 
 METHODS: dict[str, Method] = {
@@ -40,9 +47,48 @@ METHODS: dict[str, Method] = {
 }
 
 
-def check_method(name: str) -> None:
+def register_reward(name: str, cls: type[IntrinsicReward], description: str = "") -> None:
+    """Makes a user's class a method: `deir.train(method=name)`, `deir.make_reward(name, …)`, `deir list methods`.
+
+    It holds for this program. A run that is loaded or resumed in another one needs it again, unless the method is named
+    package.module:Class.
+    """
+    if not name or ":" in name:
+        raise invalid("name", name, "a name without a colon, such as 'surprise'")
+    if name in METHODS and METHODS[name].given is None:
+        raise invalid("name", name, "a name that no method of the package has")
+    if not (isinstance(cls, type) and issubclass(cls, IntrinsicReward)):
+        raise invalid("cls", cls, "a class derived from deir.rewards.base.IntrinsicReward")
+    text = description or (cls.__doc__ or "").strip().partition("\n")[0]
+    METHODS[name] = Method(cls.__module__, cls.__qualname__, text or f"{cls.__module__}:{cls.__qualname__}", cls)
+
+
+def find_method(name: str) -> Method:
+    """A name of the registry, or package.module:Class."""
+    module, colon, cls = name.partition(":")
+    if colon:
+        return Method(module, cls, name)
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, METHODS, also="package.module:Class of your own, or deir.register_reward")
+    return METHODS[name]
+
+
+def reward_class(name: str) -> type[IntrinsicReward]:
+    method = find_method(name)
+    if method.given is not None:
+        return method.given
+    module = import_named("method", f"{method.module}:{method.cls}", "package.module:Class")
+    cls = getattr(module, method.cls, None)
+    if not (isinstance(cls, type) and issubclass(cls, IntrinsicReward)):
+        found = [
+            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, IntrinsicReward)
+        ]
+        raise unknown(f"method: reward class in module {method.module!r}", method.cls, found)
+    return cls
+
+
+def check_method(name: str) -> None:
+    reward_class(name)
 
 
 def make_reward(
@@ -52,9 +98,4 @@ def make_reward(
     policy_encoder: Encoder | None = None,
 ) -> IntrinsicReward:
     """`policy_encoder` is for the methods that read the policy's embeddings; they never train it."""
-    import importlib
-
-    check_method(config.method)
-    method = METHODS[config.method]
-    reward = getattr(importlib.import_module(method.module), method.cls)
-    return reward(observation_space, action_space, config, policy_encoder)  # type: ignore[no-any-return]
+    return reward_class(config.method)(observation_space, action_space, config, policy_encoder)

@@ -1,0 +1,1 @@
+"""Our rewards in other people's frameworks. Each file needs its framework; nothing else in the package does."""

@@ -1,0 +1,373 @@
+"""A reward for any loop: the numbers of `deir train`, whatever arrays it is fed."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+import deir
+from builders import ACTIONS, SPACE, random_episodes
+from deir.errors import UserError
+from deir.plug import Reward
+from deir.rewards import METHODS
+from deir.run import configure
+from deir.stage import RewardScale
+from deir.trainer import Trainer
+
+SMALL = {"minibatch_size": 32, "epochs": 1, "network": {"features": 16, "hidden": 16, "mlp": 16}}
+T, N = 12, 3
+VECTOR = spaces.Box(-1, 1, (5,), np.float32)
+
+
+def made(method="deir", space=SPACE, n_envs=N, **options):
+    return deir.make_reward(method, space, ACTIONS, n_envs, **{**SMALL, **options})
+
+
+def arrays(rollout, finals="dense"):
+    """The rollout as a user's loop has it."""
+    distinct = rollout.table.distinct.numpy()
+    arguments = {
+        "observations": distinct[rollout.ids],
+        "actions": rollout.actions.numpy(),
+        "terminated": rollout.terminated.numpy(),
+        "truncated": rollout.truncated.numpy(),
+    }
+    if finals == "dense":
+        arguments["final_observations"] = distinct[rollout.next_ids]
+    elif finals == "mapping":
+        at = [divmod(int(i), rollout.shape[1]) for i in rollout.final_indices]
+        arguments["final_observations"] = dict(zip(at, distinct[rollout.final_ids], strict=True))
+    return arguments
+
+
+def vectors(seed=0, steps=T, envs=N):
+    rng = np.random.default_rng(seed)
+    done = rng.random((2, steps, envs)) < 0.1
+    observations = rng.uniform(-1, 1, (steps + 1, envs, 5)).astype(np.float32)
+    return observations, rng.integers(0, 7, (steps, envs)), done[0], done[1] & ~done[0]
+
+
+class Recording(RewardScale):
+    """Keeps what a trainer's policy was paid."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.paid = []
+
+    def __call__(self, raw, valid):
+        self.paid.append(super().__call__(raw, valid))
+        return self.paid[-1]
+
+
+def recorded_run(config, iterations):
+    """Of each iteration: the rollout, the policy encoder's parameters before it, what was paid; and the spaces."""
+    trainer = Trainer(config)
+    trainer.scale = Recording(config.reward)
+    compute, seen = trainer.stage.compute, []
+
+    def recording(rollout, average, encoder):
+        seen.append((rollout, copy.deepcopy(encoder)))
+        return compute(rollout, average, encoder)
+
+    trainer.stage.compute = recording
+    try:
+        for _ in range(iterations):
+            trainer.iterate()
+        spaces = trainer.envs.observation_space, trainer.envs.action_space
+    finally:
+        trainer.close()
+    return seen, trainer.scale.paid, spaces
+
+
+@pytest.mark.parametrize(
+    ("method", "env"),
+    [
+        ("deir", "DoorKey-5x5"),
+        ("deir", "CartPole-v1"),
+        ("rnd", "DoorKey-5x5"),
+        ("noveld", "DoorKey-5x5"),
+        ("ngu", "CartPole-v1"),
+        ("count", "Empty-5x5"),
+    ],
+)
+def test_compute_on_the_rollouts_of_a_run_gives_its_rewards_to_the_last_bit(method, env):
+    grid = {} if env == "CartPole-v1" else {"layout_worker": False, "max_steps": 30}
+    config = configure(
+        {
+            "env": {"id": env, "n_envs": 4, **grid},
+            "method": method,
+            "threads": 1,
+            "seed": 3,
+            "ppo": {"rollout_steps": 24, "minibatch_size": 48, "epochs": 1},
+            "reward": {"minibatch_size": 48, "epochs": 2},
+        }
+    )
+    seen, paid, (observation_space, action_space) = recorded_run(config, 4)
+    encoder = copy.deepcopy(seen[0][1]) if method in ("rnd", "noveld", "ngu") else None
+    reward = Reward(config, observation_space, action_space, encoder=encoder)
+    for (rollout, policy_encoder), expected in zip(seen, paid, strict=True):
+        if encoder is not None:
+            encoder.load_state_dict(policy_encoder.state_dict())
+        states = rollout.states.numpy() if method == "count" else None
+        found = reward.compute(**arrays(rollout), states=states)
+        assert found.tobytes() == expected.numpy().tobytes()
+        reward.update()
+    assert sum(int(rollout.dones.sum()) for rollout, _ in seen) > 0
+    assert np.abs(expected.numpy()).max() > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_in_both_kinds_of_array(method):
+    rollouts = random_episodes(T, N, 0.15, seed=1)
+    one, other = made(method), made(method)
+    for _ in range(3):
+        rollout = next(rollouts)
+        given = arrays(rollout)
+        if method == "count":
+            given["states"] = rollout.states.numpy()
+        found = one.compute(**given)
+        tensors = other.compute(**{name: torch.from_numpy(array) for name, array in given.items()})
+        assert isinstance(found, np.ndarray) and found.shape == (T, N) and found.dtype == np.float32
+        assert isinstance(tensors, torch.Tensor) and np.array_equal(tensors.numpy(), found)
+        assert np.isfinite(found).all() and found.any() == (method != "none")
+        metrics = one.update()
+        assert other.update() == metrics
+        assert ("model_loss" in metrics) == (method not in ("none", "count"))
+
+
+def test_episodes_go_on_over_calls():
+    """One call with 2T steps and two with T give the same; a reset in between does not."""
+    rollout = next(random_episodes(2 * T, N, 0.05, seed=2))
+    given = arrays(rollout, finals="mapping")
+    whole = made(normalize=False).compute(**given)
+
+    def part(begin):
+        cut = {k: v[begin : begin + T] for k, v in given.items() if k not in ("observations", "final_observations")}
+        finals = {(t - begin, n): o for (t, n), o in given["final_observations"].items() if begin <= t < begin + T}
+        return {**cut, "observations": given["observations"][begin : begin + T + 1], "final_observations": finals}
+
+    halves, interrupted = made(normalize=False), made(normalize=False)
+    first = halves.compute(**part(0))
+    np.testing.assert_allclose(first, whole[:T], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(halves.compute(**part(T)), whole[T:], rtol=1e-5, atol=1e-7)
+    interrupted.compute(**part(0))
+    interrupted.reset()
+    assert not np.allclose(interrupted.compute(**part(T)), whole[T:])
+    assert interrupted.compute(**part(T)).shape == (T, N)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_both_ways_to_reset_earn_the_same(calls):
+    """The same episodes as same-step and as next-step data: genuine steps earn alike, dummy steps nothing."""
+    rng = np.random.default_rng(0)
+    late = [
+        rollout for rollout, _ in zip(random_episodes(T, 1, 0.2, seed=4, late_resets=True), range(calls), strict=False)
+    ]
+    given = [arrays(rollout, finals=None) for rollout in late]
+    reward = made(n_envs=1, normalize=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+    found = np.concatenate([reward.compute(**rollout) for rollout in given])[:, 0]
+    valid = torch.cat([rollout.valid for rollout in late])[:, 0].numpy()
+    assert not found[~valid].any() and (~valid).any()
+
+    steps, observations, finals = [], [], {}
+    for rollout, arrayed in zip(late, given, strict=True):
+        for t in range(T):
+            if not rollout.valid[t, 0]:
+                continue
+            done = bool(rollout.dones[t, 0])
+            if done:
+                finals[len(steps), 0] = arrayed["observations"][t + 1, 0]
+            observations.append(arrayed["observations"][t])
+            steps.append((arrayed["actions"][t], done))
+    observations.append(given[-1]["observations"][-1])
+    same = made(n_envs=1, normalize=False, autoreset_mode="same-step")
+    ended = np.array([[done] for _, done in steps])
+    expected = same.compute(
+        np.stack(observations), np.stack([a for a, _ in steps]), ended, ended & (rng.random(ended.shape) < 0), finals
+    )
+    np.testing.assert_allclose(found[valid], expected[:, 0], rtol=1e-4, atol=1e-6)
+
+
+def test_without_its_last_observation_the_end_of_an_episode_earns_nothing():
+    rollout = next(random_episodes(T, N, 0.2, seed=3))
+    reward, ended = made(), rollout.dones.numpy()
+    found = reward.compute(**arrays(rollout, finals=None))
+    assert ended.any() and not found[ended].any() and found[~ended].all()
+    assert reward.stage.rollout.valid.numpy().sum() == (~ended).sum()
+    both = made().compute(**arrays(rollout, "dense")), made().compute(**arrays(rollout, "mapping"))
+    assert np.array_equal(*both) and both[0][ended].any()
+
+
+def test_beta_and_normalisation_are_options():
+    rollout = arrays(next(random_episodes(T, N, 0.1, seed=5)))
+    raw = made(normalize=False, beta=1.0).compute(**rollout)
+    np.testing.assert_allclose(made(normalize=False, beta=0.25).compute(**rollout), 0.25 * raw, rtol=1e-6)
+    mean = 0.1 * raw.mean()
+    deviation = np.sqrt(0.9 + 0.1 * np.square(raw - mean).mean())
+    np.testing.assert_allclose(made(beta=2.0).compute(**rollout), 2 * (raw - mean) / (deviation + 1e-5), rtol=1e-4)
+    assert made("ngu").config.reward.beta == 1e-3  # the method's own preset
+    assert made("deir", preset="procgen").config.reward.beta == 5e-2
+
+
+@pytest.mark.parametrize("method", ["deir", "ngu", "noveld", "count", "deir+rnd"])
+def test_a_saved_reward_goes_on_exactly(method, tmp_path):
+    rollouts = random_episodes(T, N, 0.1, seed=6)
+    one = made(method)
+
+    def play(*rewards):
+        rollout = next(rollouts)
+        given = arrays(rollout) | ({"states": rollout.states.numpy()} if method == "count" else {})
+        return [(reward.compute(**given).tobytes(), reward.update()) for reward in rewards]
+
+    play(one), play(one)
+    one.save(tmp_path / "reward.safetensors")
+    state = one.state_dict()
+    loaded, restored = made(method, seed=9), made(method, seed=8)
+    loaded.load(tmp_path / "reward.safetensors")
+    for _ in range(2):
+        first, second = play(one, loaded)
+        assert first == second
+    restored.load_state_dict(state)  # the snapshot did not follow the one it was taken of
+    assert restored.scale.moments.state_dict() == state["moments"] != one.scale.moments.state_dict()
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path):
+    made().save(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="method: got 'rnd', expected 'deir'"):
+        made("rnd").load(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="n_envs: got 4, expected 3"):
+        made(n_envs=4).load(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="other networks or spaces"):
+        made(network={"features": 8}).load(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"missing\.safetensors"):
+        made().load(tmp_path / "missing.safetensors")
+    (tmp_path / "b.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"b\.safetensors"):
+        made().load(tmp_path / "b.safetensors")
+
+
+def test_images_in_either_order_are_the_same():
+    rollout = arrays(next(random_episodes(T, N, 0.1, seed=7)))
+    first = spaces.Box(0, 255, (3, 7, 7), np.uint8)
+    moved = rollout | {k: np.moveaxis(rollout[k], -1, -3) for k in ("observations", "final_observations")}
+    assert np.array_equal(made().compute(**rollout), made(space=first).compute(**moved))
+
+
+def test_float_buffers_of_whole_numbers_are_welcome():
+    rollout = arrays(next(random_episodes(T, N, 0.1, seed=7)))
+    floats = {name: array.astype(np.float32) for name, array in rollout.items()}
+    assert np.array_equal(made().compute(**rollout), made().compute(**floats))
+
+
+def test_a_callers_encoder_stands_in_for_the_policys():
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Dropout(0.5))
+    reward, again = made("rnd", VECTOR, encoder=layers), made("rnd", VECTOR, encoder=layers)
+    found = reward.compute(*vectors())
+    assert layers.training and np.array_equal(found, again.compute(*vectors()))  # evaluated without its dropout
+    assert "model_loss" in reward.update()
+    with torch.no_grad():
+        layers[0].weight.mul_(-2)
+    assert not np.array_equal(reward.compute(*vectors(1)), made("rnd", VECTOR, encoder=layers).compute(*vectors(1)))
+
+
+def test_the_callers_random_numbers_are_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    reward = made("deir", VECTOR)
+    reward.compute(*vectors())
+    reward.update()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_long_loop_learns_to_tell_true_from_fake():
+    """Vectors in a ring: the discriminator learns what follows what."""
+    rng, ring = np.random.default_rng(0), np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
+    reward = made("deir", VECTOR, n_envs=4, epochs=4, learning_rate=3e-3)
+    begin, accuracy = np.zeros((1, 4), int), []
+    for _ in range(30):
+        actions = rng.integers(0, 7, (32, 4))
+        places = (np.concatenate([begin, begin + actions.cumsum(0)])) % 8
+        no = np.zeros((32, 4), bool)
+        reward.compute(ring[places], actions, no, no)
+        accuracy.append(reward.update()["discriminator_accuracy"])
+        begin = places[-1:]
+    assert np.mean(accuracy[-3:]) > 0.85 > np.mean(accuracy[:2])
+
+
+def complaint(change, space=VECTOR, method="deir", **options):
+    names = ("observations", "actions", "terminated", "truncated")
+    given = dict(zip(names, vectors(), strict=True))
+    reward = made(method, space, **options)
+    with pytest.raises(UserError) as caught:
+        reward.compute(**{**given, **change(given)})
+    return str(caught.value)
+
+
+def test_wrong_input_is_told_by_argument():
+    assert "observations: got shape (13, 3, 4), expected (T+1, 3, 5)" in complaint(
+        lambda g: {"observations": g["observations"][..., :4]}
+    )
+    assert "actions: got shape (13, 3), expected (12, 3)" in complaint(lambda g: {"actions": np.zeros((13, 3), int)})
+    assert "terminated: got shape (12,), expected (12, 3)" in complaint(lambda g: {"terminated": np.zeros(12, bool)})
+    assert "truncated: got torch.int64 with values other than 0 and 1" in complaint(
+        lambda g: {"truncated": g["actions"]}
+    )
+    assert "observations: got 2 values that are not finite" in complaint(
+        lambda g: {"observations": np.where(np.arange(195).reshape(13, 3, 5) < 2, np.nan, g["observations"])}
+    )
+    assert "actions: got values from 0 to 7, expected those of Discrete(7)" in complaint(
+        lambda g: {"actions": np.arange(36).reshape(12, 3) % 8}
+    )
+    assert "actions: got torch.float32 with values that torch.int64 cannot hold" in complaint(
+        lambda g: {"actions": g["actions"].astype(np.float32) + 0.5}
+    )
+    assert "observations: got str of <U1" in complaint(lambda g: {"observations": "x"})
+    assert "final_observations: got shape (12, 3, 4)" in complaint(
+        lambda g: {"final_observations": np.zeros((12, 3, 4))}
+    )
+    assert "final_observations: with next-step resets" in complaint(
+        lambda g: {"final_observations": {}}, autoreset_mode="next-step"
+    )
+    assert "states: method 'deir' reads none" in complaint(lambda g: {"states": np.zeros((13, 3), int)})
+    assert "states: method 'count' is made from full states" in complaint(lambda g: {}, method="count")
+    grid = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+    assert "observations: got torch.float32 with values that torch.uint8 cannot hold" in complaint(
+        lambda g: {"observations": np.full((13, 3, 7, 7, 3), 0.5, np.float32)}, grid
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "dier"}, "method: unknown name 'dier'. Did you mean 'deir'?"),
+        ({"bta": 0.1}, "option: unknown name 'bta'. Did you mean 'beta'?"),
+        ({"extrinsic_coef": 2.0}, "option: unknown name 'extrinsic_coef'"),
+        ({"deir": {"queue": 3}}, "configuration key 'reward.deir.queue'"),
+        ({"beta": "large"}, "reward.beta: got 'large', expected a number"),
+        ({"epochs": 0}, "reward.epochs: got 0, expected a number above 0"),
+        ({"n_envs": 0}, "env.n_envs: got 0"),
+        ({"autoreset_mode": "disabled"}, "autoreset_mode: got 'disabled', expected 'same-step'"),
+        ({"method": "rnd", "embeddings": "policy"}, "encoder: method 'rnd' with embeddings='policy'"),
+        ({"encoder": lambda x: x}, "encoder: method 'deir' with these options reads no embeddings but its own"),
+        ({"method": "rnd", "encoder": lambda x: x[0]}, "encoder: got torch.Size([5])"),
+        ({"space": spaces.Discrete(4)}, "observation_space: got Discrete(4)"),
+    ],
+)
+def test_wrong_options_are_told(change, message):
+    with pytest.raises(UserError) as caught:
+        made(**{"space": VECTOR, **change})
+    assert message in str(caught.value)
+
+
+def test_update_needs_a_rollout_and_takes_it_once():
+    reward = made("deir", VECTOR)
+    with pytest.raises(UserError, match="update: nothing to learn from"):
+        reward.update()
+    reward.compute(*vectors())
+    reward.update()
+    with pytest.raises(UserError, match="update: nothing to learn from"):
+        reward.update()
