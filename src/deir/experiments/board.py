@@ -17,6 +17,7 @@ from deir.run import RunDirectory
 
 SHOWN = 20  # rows of the live table
 LOOK = 1.0  # seconds between two looks at the runs' progress
+ENDED = ("finished", "failed")
 LINE = 60.0  # seconds between two lines where there is no terminal
 
 
@@ -93,7 +94,7 @@ class SweepBoard(Board):
         counts = {status: sum(run.status == status for run in runs) for status in ("finished", "running", "failed")}
         done, wanted = self._frames(runs), sum(run.job.config.steps for run in runs if run.status != "failed")
         # a run that reached its target return has no frames left
-        left = sum(max(0, run.job.config.steps - self._done(run)) for run in runs if run.active)
+        left = sum(max(0, run.job.config.steps - self._done(run)) for run in runs if run.status not in ENDED)
         rate = (done - (self.frames_at_begin or 0)) / max(1e-9, time.monotonic() - self.begin)
         eta = f"{duration(left / rate)} left" if rate > 0 and left else "no estimate yet" if left else "no frames left"
         words = ", ".join(f"{count} {status}" for status, count in counts.items() if count or status != "failed")

@@ -153,9 +153,11 @@ def _connected(address: str | None) -> Any:
     _check_reachable(address)
     try:
         if address is None:
-            ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+            ray.init(
+                include_dashboard=False, log_to_driver=False, logging_level="warning", object_store_memory=100 * 2**20
+            )
         else:
-            ray.init(address=address, log_to_driver=False)
+            ray.init(address=address, log_to_driver=False, logging_level="warning")
     except ConnectionError as error:
         raise invalid("address", address, f"a running Ray cluster ({error})") from None
     return ray

@@ -189,7 +189,7 @@ def search(study: optuna.Study, plan: Plan, out: Path, engine: Engine, retries: 
     with stop_signals() as signals:
         try:
             while not signals:
-                while len(_active(runs)) < engine.capacity and begun(study) < plan.n_trials:
+                while len(_active(runs)) < engine.capacity and _count_begun(study) < plan.n_trials:
                     trials.append(_asked(study, plan, root))
                     runs += trials[-1].runs
                 if not trials:
@@ -212,7 +212,7 @@ def _active(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.active]
 
 
-def begun(study: optuna.Study) -> int:
+def _count_begun(study: optuna.Study) -> int:
     """Trials that have been asked for, by whoever shares the study."""
     return sum(trial.state.name != "WAITING" for trial in study.get_trials(deepcopy=False))
 
@@ -242,12 +242,12 @@ def _words(params: dict[str, Any]) -> str:
 
 
 def _write_results(study: optuna.Study, plan: Plan, out: Path) -> None:
-    from deir.experiments.tune_page import write_best, write_page, write_trials
+    from deir.experiments.tune_page import begun, write_best, write_page, write_trials
 
     write_trials(study, plan, out / "trials.csv")
     best = write_best(study, plan, out / "best.yaml")
     write_page(study, plan, out / "study.html")
-    counts = [trial.state.name.lower() for trial in study.trials]
+    counts = [trial.state.name.lower() for trial in begun(study)]
     told = ", ".join(f"{counts.count(state)} {state}" for state in dict.fromkeys(counts))
     print(f"{told} of {plan.n_trials} trials")
     if best is not None:

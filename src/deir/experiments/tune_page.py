@@ -23,6 +23,11 @@ STYLE = (
 OBJECTIVE = {"area": "mean return over the run", "final": "final return"}
 
 
+def begun(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    """Without those that wait in the queue."""
+    return [trial for trial in study.trials if trial.state.name != "WAITING"]
+
+
 def _complete(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return [trial for trial in study.trials if trial.state.name == "COMPLETE"]
 
@@ -34,7 +39,7 @@ def write_best(study: optuna.Study, plan: Plan, path: Path) -> optuna.trial.Froz
     best = study.best_trial
     what = OBJECTIVE[plan.objective]
     header = (
-        f"# Best of {len(study.trials)} trials of the study {plan.name} (trial {best.number}): "
+        f"# Best of {len(begun(study))} trials of the study {plan.name} (trial {best.number}): "
         f"{what} {best.value:.4f}, seeds {','.join(map(str, plan.seeds))}.\n# deir train --config {path.name}\n"
     )
     write_whole(path, header + yaml.safe_dump(plan.best(best.params), sort_keys=False))
@@ -45,7 +50,7 @@ def write_trials(study: optuna.Study, plan: Plan, path: Path) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["trial", "state", "value", "reports", "last_report", "seconds", *plan.search])
-    for trial in study.trials:
+    for trial in begun(study):
         reports = trial.intermediate_values
         last = reports[max(reports)] if reports else ""
         seconds = f"{trial.duration.total_seconds():.1f}" if trial.duration else ""
@@ -96,7 +101,7 @@ def _figures(study: optuna.Study, plan: Plan) -> list[tuple[str, Any]]:
 def _table(study: optuna.Study, plan: Plan) -> str:
     """The trials, best first."""
     complete = sorted(_complete(study), key=lambda trial: -(trial.value or 0))
-    ranked = [*complete, *(trial for trial in study.trials if trial.state.name != "COMPLETE")]
+    ranked = [*complete, *(trial for trial in begun(study) if trial.state.name != "COMPLETE")]
     lines = ["<table><tr>" + "".join(f"<th>{html.escape(h)}</th>" for h in ("trial", "state", "value", *plan.search))]
     for trial in ranked:
         value = f"{trial.value:.4f}" if trial.state.name == "COMPLETE" else "–"
