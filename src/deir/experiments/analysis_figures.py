@@ -95,7 +95,8 @@ def distances_figure(directory: Path, config: Config) -> None:
         misfit = float(fits[label]["misfit"])
         right.stairs(density, [*low, high[-1]], color=colour, label=f"{int(label):,} frames (misfit {misfit:.2f})")
         right.plot((low + high) / 2, expected, color=colour, linestyle=":", linewidth=1)
-    right.set(title="snapshots; an exponential is a straight line (dotted: the fits)", yscale="log", ylim=(1e-4, None))
+    top = max(float(row["density"]) for row in rows)
+    right.set(title="snapshots (dotted: their fits)", yscale="log", ylim=(1e-4, 2 * top))
     for axis in (left, right):
         axis.set(xlabel="dist(o$_{t+1}$, o$_i$)", ylabel="density", xlim=(0, high[-1]))
         axis.grid(alpha=0.3)
