@@ -10,9 +10,20 @@ from torch import nn
 
 from deir.config import NetworkConfig
 from deir.frozen import FrozenPolicy, ObservationCache
-from deir.networks import GridEncoder, encoder_kind, grid_padding, gru_scan, head, make_encoder
+from deir.networks import (
+    GridEncoder,
+    PartsEncoder,
+    RunningNorm,
+    VectorEncoder,
+    encoder_kind,
+    grid_padding,
+    gru_scan,
+    head,
+    make_encoder,
+)
 from deir.patches import tabulate
 from deir.policy import Policy
+from deir.spaces import PackedBox
 
 
 def few_kinds_of_views(count: int, size: int, seed: int = 0) -> torch.Tensor:
@@ -84,6 +95,74 @@ def test_image_encoders_have_the_shapes_of_appendix_a5():
     assert encoder_kind("auto", spaces.Box(0, 255, (7, 7, 3), np.uint8), "dqn") == "grid"
     assert encoder_kind("auto", spaces.Box(-1, 1, (4,), np.float32), "dqn") == "mlp"
     assert linear_sizes(head("batch", [135, 128, 128, 1])) == [(135, 128), (128, 128), (128, 1)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "policy", "model"),
+    [
+        ((2, 3, 1), "grid", "grid"),
+        ((20, 20, 3), "grid", "grid"),
+        ((36, 36, 1), "impala", "impala"),  # too narrow for the DQN network
+        ((20, 60, 3), "impala", "impala"),
+        ((44, 44, 1), "impala", "dqn"),
+        ((84, 84, 4), "impala", "dqn"),
+        ((210, 160, 3), "impala", "dqn"),
+        ((1,), "mlp", "mlp"),
+    ],
+)
+def test_an_encoder_for_every_shape(shape, policy, model):
+    space = spaces.Box(0, 255, shape, np.uint8 if len(shape) == 3 else np.float32)
+    assert (encoder_kind("auto", space, "impala"), encoder_kind("auto", space, "dqn")) == (policy, model)
+    seen = torch.from_numpy(space.sample()[None].repeat(2, 0))
+    for kind in {policy, model}:
+        assert make_encoder(kind, space, 16, "batch")(seen).shape == (2, 16)
+
+
+def test_running_norm_is_by_the_moments_of_all_it_was_trained_on():
+    batches = [torch.randn(n, 3) * torch.tensor([1e-3, 1.0, 1e4]) + 7 for n in (20, 5, 100)]
+    norm = RunningNorm(3)
+    for batch in batches:
+        out = norm(batch)
+    everything = torch.cat(batches)
+    torch.testing.assert_close(norm.mean, everything.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(norm.variance, everything.var(0, unbiased=False), rtol=1e-3, atol=1e-8)
+    norm.eval()
+    torch.testing.assert_close(norm(batches[-1]), out)
+    assert float(norm(torch.full((1, 3), 1e9)).max()) == 10
+
+
+def test_layer_normalisation_keeps_the_size_of_vectors():
+    torch.manual_seed(0)
+    encoder = VectorEncoder(2, 8, "layer")
+    small, large = torch.tensor([[0.1, 0.2]]), torch.tensor([[1.0, 2.0]])
+    assert not torch.allclose(encoder.eval()(small), encoder(large))
+
+
+def packed_views(count: int, size: int = 7) -> tuple[PackedBox, torch.Tensor]:
+    view, way = spaces.Box(0, 255, (size, size, 3), np.uint8), spaces.Box(0, 1, (4,), np.uint8)
+    space = PackedBox({"image": view, "direction": way, "speed": spaces.Box(-9, 9, (2,), np.float32)})
+    rng = np.random.default_rng(0)
+    views = few_kinds_of_views(count, size).numpy()
+    ways, speeds = np.eye(4, dtype=np.uint8)[rng.integers(0, 4, count)], rng.integers(-2, 3, (count, 2))
+    return space, torch.from_numpy(space.pack({"image": views, "direction": ways, "speed": speeds}))
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+def test_an_encoder_of_parts_reads_each_exactly_and_shares_the_patches_of_views(norm):
+    torch.manual_seed(0)
+    space, rows = packed_views(90)
+    kind = encoder_kind("auto", space, "impala")
+    assert kind == "grid+mlp+mlp"
+    plain = make_encoder(kind, space, 16, norm)
+    assert isinstance(plain, PartsEncoder)
+    fast = copy.deepcopy(plain)
+    parts = {name: torch.from_numpy(part) for name, part in space.unpack(rows.numpy()).items()}
+    together = torch.cat([e(part) for e, part in zip(copy.deepcopy(plain).encoders, parts.values(), strict=True)], 1)
+    expected = plain(rows)
+    torch.testing.assert_close(copy.deepcopy(fast).together(together), expected)
+    table, names = tabulate(rows, True, 0, (7, 7, 3))
+    assert torch.equal(table.distinct[names], rows) and table.levels
+    torch.testing.assert_close(fast(table.rows(names)), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_gru_scan_equals_a_step_by_step_forward_that_forgets_at_episode_starts():

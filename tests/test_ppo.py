@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from builders import ACTIONS, SPACE, random_episodes
+from deir.actions import DiscreteActions
 from deir.config import NetworkConfig, PPOConfig
 from deir.functional import EmaMoments
-from deir.policy import Policy, sample_actions
+from deir.policy import Policy
 from deir.ppo import advantages_and_returns, normalized_advantages, ppo_loss
 from deir.types import PolicyTrace
 
@@ -81,7 +82,7 @@ def test_advantages_are_normalised_by_moving_statistics_of_genuine_steps():
 
 def test_actions_are_drawn_from_the_softmax():
     logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(40_000, 1)
-    drawn = sample_actions(logits, torch.Generator().manual_seed(0))
+    drawn = DiscreteActions(3).sample(logits, torch.Generator().manual_seed(0))
     frequencies = torch.bincount(drawn, minlength=3) / len(drawn)
     torch.testing.assert_close(frequencies, torch.softmax(logits[0], 0), atol=0.01, rtol=0)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deir.config import Config, check, merge, to_dict
-from deir.presets import CANDIDATES, SEEDS, SUITES, TABLE, nested, resolve, source
+from deir.presets import CANDIDATES, OURS, SEEDS, SUITES, TABLE, nested, resolve, source, suite_of
 from deir.rewards import METHODS
 from deir.run import configure
 
@@ -170,6 +170,34 @@ def test_ablations_use_the_values_of_deir(suite, method):
 def test_deir_rnd_is_deir_with_a_normalised_error():
     expected = merge(resolved("minigrid"), {"method": "deir+rnd", "reward": {"rnd": {"normalize_error": True}}})
     assert resolved("minigrid", "deir+rnd") == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "suite"),
+    [
+        ("MountainCar-v0", "control"),
+        ("CartPole-v1", "control"),
+        ("MountainCarContinuous-v0", "continuous"),
+        ("Pendulum-v1", "continuous"),
+        ("FrozenLake-v1", "minigrid"),
+        ("MiniGrid-DoorKey-8x8-v0", "minigrid"),
+        ("DoorKey-8x8", "minigrid"),
+        ("ObstructedMaze-Full-v1", "omfull"),
+        ("procgen:ninja", "procgen"),
+        ("no-such-task", "minigrid"),
+    ],
+)
+def test_the_preset_of_a_task(task, suite):
+    assert suite_of(task) == suite
+
+
+def test_our_suites_are_minigrid_with_what_they_say_they_change():
+    for suite, changes in OURS.items():
+        for method in METHODS:
+            own = {"reward.beta": 0.1} if method != "none" and source(suite, method) == suite else {}
+            expected = merge(resolved("minigrid", method), nested({"preset": suite, **changes, **own}))
+            assert resolved(suite, method) == expected
+    assert source("control", "deir-no-mi") == "control" and source("control", "rnd") == "minigrid"
 
 
 def test_every_preset_is_a_valid_configuration_and_the_defaults_are_deir_in_minigrid():

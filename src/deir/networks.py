@@ -170,6 +170,7 @@ class ConvEncoder(Encoder):
     """The DQN network, widened: for the reward models on images."""
 
     LAYERS = ((32, 8, 4), (64, 4, 2), (64, 4, 1))  # channels, kernel, stride
+    SIDE = 44  # of the smallest image that leaves a cell
 
     def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
         super().__init__()
@@ -180,7 +181,8 @@ class ConvEncoder(Encoder):
             layers.append(nn.Conv2d(channels, out, kernel, stride))
             channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
             if min(height, width) < 1:
-                raise UserError(f"network.encoder: dqn needs images of at least 36x36, got {shape[0]}x{shape[1]}")
+                side = f"{self.SIDE}x{self.SIDE}"
+                raise UserError(f"network.encoder: dqn needs images of at least {side}, got {shape[0]}x{shape[1]}")
             layers += [norm_image(norm, (channels, height, width)), nn.ReLU()]
         self.body = nn.Sequential(*layers, nn.Flatten())
         self.tail = nn.Sequential(
@@ -323,7 +325,7 @@ def encoder_kind(wanted: str, space: spaces.Space[Any], images: str) -> str:
     if len(space.shape) == 1:
         fitting = "mlp"
     else:
-        small, narrow = max(space.shape[:2]) < 36, min(space.shape[:2]) < 36
+        small, narrow = max(space.shape[:2]) < 36, min(space.shape[:2]) < ConvEncoder.SIDE
         fitting = "grid" if small else "impala" if narrow else images
     if wanted == "auto" or wanted == fitting:
         return fitting

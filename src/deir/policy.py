@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from deir.actions import DiscreteActions, actions_of
+from deir.actions import actions_of
 from deir.config import NetworkConfig
 from deir.kernels import gru_update
 from deir.networks import encoder_kind, gru_gates, gru_memory, head, make_encoder
@@ -48,8 +48,3 @@ class Policy(nn.Module):
         if self.free is None:
             return outputs
         return torch.cat([outputs, self.free.expand(*outputs.shape[:-1], -1)], -1)
-
-
-def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """[B, A] -> [B]"""
-    return DiscreteActions(logits.shape[-1]).sample(logits, generator)
