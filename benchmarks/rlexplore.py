@@ -3,15 +3,16 @@
 rllte-core pins old packages, so it has an environment of its own, where only what its rewards need is installed:
 
     python3 -m venv /tmp/rllte
-    /tmp/rllte/bin/pip install torch==2.13.0 torchvision
-    /tmp/rllte/bin/pip install numpy gymnasium minigrid tyro pyyaml safetensors scipy termcolor pandas
+    /tmp/rllte/bin/pip install torch==2.13.0
+    /tmp/rllte/bin/pip install numpy gymnasium minigrid tyro pyyaml safetensors scipy termcolor pynvml
     /tmp/rllte/bin/pip install --no-deps rllte-core==1.0.1
-    PYTHONPATH=src /tmp/rllte/bin/python benchmarks/rlexplore.py [--rollouts 7] [--threads 1]
+    PYTHONPATH=src /tmp/rllte/bin/python -W ignore benchmarks/rlexplore.py [--rollouts 7] [--threads 1] [--norm none]
 
 Equal are the rollouts, the width of embeddings (64), one epoch in mini-batches of 256, no running normalisation of
-observations. Each has the networks its package takes for such observations: for views ours has three 2x2 convolutions,
-theirs `espeholt`; for images both have the DQN's (ours a wider third layer); for vectors both a small MLP. Of theirs the
-reward includes `watch`, which NGU needs at each step; the update is timed within `compute`, where they call it.
+observations. Each has the networks its package takes for such observations: for views ours are three 2x2 convolutions,
+theirs `espeholt`; for images both have the DQN's (our third kernel is larger); for vectors both have a small MLP. Ours
+have batch normalisation in every layer unless `--norm none` is given, theirs none. Of theirs the reward includes
+`watch`, which NGU needs at each step; their update is timed within `compute`, where it is called.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ def rollouts(kind: str, count: int) -> list[dict[str, Any]]:
     return made
 
 
-def ours(method: str, kind: str, data: list[dict[str, Any]]) -> list[tuple[float, float]]:
+def ours(method: str, kind: str, data: list[dict[str, Any]], norm: str) -> list[tuple[float, float]]:
     """Seconds of the reward and of the update, rollout by rollout."""
     reward = deir.make_reward(
-        method, space_of(kind), ACTIONS, SHAPES[kind][1], epochs=1, minibatch_size=BATCH, network={"features": WIDTH}
-    )
+        method, space_of(kind), ACTIONS, SHAPES[kind][1],
+        epochs=1, minibatch_size=BATCH, network={"features": WIDTH, "norm": norm},
+    )  # fmt: skip
     times = []
     for rollout in data:
         ended = rollout["ended"]
@@ -135,10 +137,17 @@ def as_samples(rollout: dict[str, Any], kind: str) -> dict[str, torch.Tensor]:
     }
 
 
+def medians(times: list[tuple[float, float]]) -> tuple[float, float]:
+    """In milliseconds, without the first rollout."""
+    rewards, updates = zip(*times[1:], strict=True)
+    return 1000 * median(rewards), 1000 * median(updates)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=7, help="timed ones, after one to warm up; medians are shown")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--norm", default="batch", choices=["batch", "layer", "none"], help="of our networks")
     parser.add_argument("--kinds", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -149,9 +158,8 @@ def main() -> None:
     for kind in options.kinds:
         data = rollouts(kind, options.rollouts + 1)
         for method in ("rnd", "ngu"):
-            found = [[1000 * median(column) for column in zip(*side(method, kind, data)[1:], strict=True)]
-                     for side in (ours, theirs)]  # fmt: skip
-            (reward, update), (their_reward, their_update) = found
+            reward, update = medians(ours(method, kind, data, options.norm))
+            their_reward, their_update = medians(theirs(method, kind, data))
             ratio = (their_reward + their_update) / (reward + update)
             steps, n_envs, shape = SHAPES[kind]
             print(

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO with and without our reward on one sparse task: docs/results/sb3.csv, sb3.png and a table.
+"""Stable-Baselines3's PPO with and without our reward on one sparse task: docs/results/sb3.csv, sb3.png and sb3.md.
 
 python -m deir.experiments.sb3_comparison [--env ID] [--frames 250k] [--seeds 3] [--beta 0.01] [--out docs/results]
 
@@ -116,7 +116,7 @@ def main(
             if max(done, default=0) < frames:
                 append(file, train(env, variant, seed, frames, beta))
                 compare_curves(file, out / "sb3.png", f"Stable-Baselines3 PPO on {env}")
-                print(table(read(file)), flush=True)
+                (out / "sb3.md").write_text(f"PPO of Stable-Baselines3 on {env}\n\n{table(read(file))}\n")
     print(table(read(file)))
 
 
