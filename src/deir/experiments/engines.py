@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -154,10 +155,13 @@ def _connected(address: str | None) -> Any:
     try:
         if address is None:
             ray.init(
-                include_dashboard=False, log_to_driver=False, logging_level="warning", object_store_memory=100 * 2**20
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                object_store_memory=100 * 2**20,
             )
         else:
-            ray.init(address=address, log_to_driver=False, logging_level="warning")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except ConnectionError as error:
         raise invalid("address", address, f"a running Ray cluster ({error})") from None
     return ray
