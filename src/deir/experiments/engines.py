@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
-import time
 from typing import Any, Literal, Protocol
 
+from deir.config import to_dict
 from deir.errors import UserError, invalid
 from deir.experiments.jobs import Job
-from deir.experiments.worker import INTERRUPTED, launch, order_of
+from deir.experiments.launch import Order, launch, run_task
 
 EngineName = Literal["local", "ray"]
+INTERRUPTED = 130
+
+
+def order_of(job: Job) -> Order:
+    return {"out": str(job.out.resolve()), "log": str(job.log.resolve()), "config": to_dict(job.config)}
 
 
 class Handle(Protocol):
@@ -123,7 +129,7 @@ class RayEngine:
         self.jobs, self.gpus = jobs, gpus
         self.ray = _connected(address)
         # the pool counts attempts; Ray would start a crashed task again without telling
-        self.task = self.ray.remote(max_retries=0)(_run_task)
+        self.task = self.ray.remote(max_retries=0)(run_task)
 
     def start(self, job: Job) -> Handle:
         gpus = self.gpus if self.gpus is not None else float(job.config.device.startswith("cuda"))
@@ -154,10 +160,13 @@ def _connected(address: str | None) -> Any:
     try:
         if address is None:
             ray.init(
-                include_dashboard=False, log_to_driver=False, logging_level="warning", object_store_memory=100 * 2**20
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                object_store_memory=100 * 2**20,
             )
         else:
-            ray.init(address=address, log_to_driver=False, logging_level="warning")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except ConnectionError as error:
         raise invalid("address", address, f"a running Ray cluster ({error})") from None
     return ray
@@ -172,15 +181,3 @@ def _check_reachable(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, ValueError) as error:
         raise invalid("address", address, f"auto, or host:port of a running Ray cluster ({error})") from None
-
-
-def _run_task(order: dict[str, Any]) -> int:
-    """In a process of Ray, on any machine: starts the worker and waits for it."""
-    process = launch(order)
-    try:
-        while process.poll() is None:
-            time.sleep(0.2)
-        return process.returncode
-    except KeyboardInterrupt:
-        process.terminate()
-        return process.wait()
