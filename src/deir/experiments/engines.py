@@ -15,6 +15,8 @@ from deir.experiments.launch import Order, launch, run_task
 
 EngineName = Literal["local", "ray"]
 INTERRUPTED = 130
+RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+"""Ray tells nobody of its use; and its processes, hence our runs, do not yield to every other process."""
 
 
 def order_of(job: Job) -> Order:
@@ -149,7 +151,7 @@ class RayEngine:
 
 
 def _connected(address: str | None) -> Any:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(RAY_SETTINGS)
     try:
         import ray
     except ImportError:
