@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from deir.experiments.engines import RayEngine
+from deir.experiments.engines import RAY_SETTINGS, RayEngine
 from deir.experiments.jobs import Job
 from deir.experiments.pool import Board, Run, run_all
 from test_sweep import endless, has_checkpoint, held, iterations, status, sweep, writer_of, written
@@ -15,7 +15,7 @@ from test_sweep import endless, has_checkpoint, held, iterations, status, sweep,
 
 @pytest.fixture(scope="module")
 def cluster():
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(RAY_SETTINGS)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     yield
     ray.shutdown()

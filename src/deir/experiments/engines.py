@@ -6,14 +6,21 @@ import logging
 import os
 import socket
 import subprocess
-import time
 from typing import Any, Literal, Protocol
 
+from deir.config import to_dict
 from deir.errors import UserError, invalid
 from deir.experiments.jobs import Job
-from deir.experiments.worker import INTERRUPTED, launch, order_of
+from deir.experiments.launch import Order, launch, run_task
 
 EngineName = Literal["local", "ray"]
+INTERRUPTED = 130
+RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+"""Ray tells nobody of its use; and its processes, hence our runs, do not yield to every other process."""
+
+
+def order_of(job: Job) -> Order:
+    return {"out": str(job.out.resolve()), "log": str(job.log.resolve()), "config": to_dict(job.config)}
 
 
 class Handle(Protocol):
@@ -124,7 +131,7 @@ class RayEngine:
         self.jobs, self.gpus = jobs, gpus
         self.ray = _connected(address)
         # the pool counts attempts; Ray would start a crashed task again without telling
-        self.task = self.ray.remote(max_retries=0)(_run_task)
+        self.task = self.ray.remote(max_retries=0)(run_task)
 
     def start(self, job: Job) -> Handle:
         gpus = self.gpus if self.gpus is not None else float(job.config.device.startswith("cuda"))
@@ -144,7 +151,7 @@ class RayEngine:
 
 
 def _connected(address: str | None) -> Any:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(RAY_SETTINGS)
     try:
         import ray
     except ImportError:
@@ -176,15 +183,3 @@ def _check_reachable(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, ValueError) as error:
         raise invalid("address", address, f"auto, or host:port of a running Ray cluster ({error})") from None
-
-
-def _run_task(order: dict[str, Any]) -> int:
-    """In a process of Ray, on any machine: starts the worker and waits for it."""
-    process = launch(order)
-    try:
-        while process.poll() is None:
-            time.sleep(0.2)
-        return process.returncode
-    except KeyboardInterrupt:
-        process.terminate()
-        return process.wait()

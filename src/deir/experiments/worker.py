@@ -9,46 +9,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from deir.config import to_dict
-from deir.experiments.jobs import Job
 from deir.files import held
 from deir.run import RunDirectory
 
 PATIENCE = 600.0  # seconds a run may wait for its orphaned predecessor to write its checkpoint
-INTERRUPTED = 130
-
-
-def order_of(job: Job) -> dict[str, Any]:
-    """All a worker must know, as plain data."""
-    return {"out": str(job.out.resolve()), "log": str(job.log.resolve()), "config": to_dict(job.config)}
-
-
-def launch(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Starts the process. Its own session: Ctrl-C reaches the parent, who then asks it to stop."""
-    log = Path(order["log"])
-    log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(order["config"]["threads"] or 1)}
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "deir.experiments.worker"],
-            stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True,
-        )  # fmt: skip
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended already; its exit code tells
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
-    return process
 
 
 def _end_with_parent() -> None:
@@ -70,7 +42,7 @@ def _read_line() -> str:
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            raise SystemExit(INTERRUPTED)
+            raise SystemExit(130)
         line += byte
     return line.decode()
 
