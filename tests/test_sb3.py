@@ -13,6 +13,7 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from deir.errors import UserError
+from deir.experiments import sb3_comparison
 from deir.integrations.sb3 import ENTRY, add_reward, load
 
 SMALL = {"minibatch_size": 32, "epochs": 1, "network": {"features": 16, "hidden": 16, "mlp": 16}}
@@ -249,3 +250,22 @@ def test_mistakes_are_told(tmp_path):
     with pytest.raises(UserError, match="already"):
         add_reward(model, "rnd")
     assert ENTRY.endswith(".safetensors")
+
+
+def test_the_comparison_skips_what_is_done_and_tells_when_it_was_solved(tmp_path, capsys, monkeypatch):
+    trained = []
+    monkeypatch.setattr(sb3_comparison, "train", lambda env, variant, seed, frames, beta: trained.append(variant) or [])
+    for variant, returns in {"PPO": (0.0, 0.1), "PPO + DEIR": (0.5, 0.95)}.items():
+        points = [sb3_comparison.Point(variant, 0, 100 * (k + 1), value) for k, value in enumerate(returns)]
+        sb3_comparison.append(tmp_path / "sb3.csv", points)
+        assert sb3_comparison.read(tmp_path / "sb3.csv")[-2:] == points
+    sb3_comparison.main(frames=200, seeds=1, out=tmp_path)
+    assert trained == []
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| PPO | 0 | 0.10 | not reached |",
+        "| PPO + DEIR | 0 | 0.95 | 200 |",
+    ]
+    sb3_comparison.main(frames=200, seeds=2, out=tmp_path)
+    assert trained == ["PPO", "PPO + DEIR"]
+    assert (tmp_path / "sb3.png").is_file()
+    assert "not reached" in (tmp_path / "sb3.md").read_text()
