@@ -74,10 +74,8 @@ def _panels(titles: Sequence[str], legend: dict[str, Style] | None, width: float
     """A figure with one panel for each title and one legend for all."""
     columns = min(4, len(titles), 3 if len(titles) in (3, 5, 6, 9) else 4)
     rows = math.ceil(len(titles) / columns)
-    height = 2.35 * rows + 0.45
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(max(width * columns, 4.2), height), squeeze=False, layout="constrained"
-    )
+    size = (width * columns, 2.35 * rows + 0.45) if columns > 1 else (6.0, 3.2)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axis, title in zip(axes.flat, titles, strict=False):
         axis.set_title(title)
     for axis in axes.flat[len(titles) :]:
@@ -85,9 +83,9 @@ def _panels(titles: Sequence[str], legend: dict[str, Style] | None, width: float
     yield figure, axes.flat[: len(titles)]
     if legend:
         lines = [Line2D([], [], **_line(style)) for style in legend.values()]
-        figure.legend(
-            lines, list(legend), loc="outside upper center", ncols=min(len(legend), 2 * columns if columns > 1 else 4)
-        )
+        alone = columns == 1
+        place, across = ("outside right center", 1) if alone else ("outside upper center", min(len(legend), 2 * columns))
+        figure.legend(lines, list(legend), loc=place, ncols=across)
 
 
 def _line(style: Style) -> dict[str, Any]:
