@@ -70,7 +70,7 @@ class Actions:
 
 def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Noise whose addition makes the largest logit a draw from the softmax."""
-    return -torch.log(-torch.log(torch.rand(shape, generator=generator).clamp(1e-20, 1 - 1e-7)))
+    return -torch.log(-torch.log(torch.rand(shape, generator=generator, device="cpu").clamp(1e-20, 1 - 1e-7)))
 
 
 class DiscreteActions(Actions):
@@ -167,7 +167,7 @@ class BoxActions(Actions):
         self.weights = torch.from_numpy(weights / weights.sum()).float()
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn((*shape, self.outputs), generator=generator)
+        return torch.randn((*shape, self.outputs), generator=generator, device="cpu")
 
     def choose(self, outputs: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = self._parameters(outputs)

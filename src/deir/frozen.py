@@ -21,7 +21,7 @@ ENCODE_CHUNK = 2048  # bounds the memory of feature maps
 def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Batch normalisation in evaluation mode is x * scale + shift; None for any other layer but the identity."""
     if isinstance(norm, nn.Identity):
-        return torch.ones(()), torch.zeros(())
+        return torch.ones((), device="cpu"), torch.zeros((), device="cpu")  # joins a tensor on any device
     if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
         return None
     assert norm.running_mean is not None and norm.running_var is not None

@@ -102,9 +102,10 @@ class _Window(NamedTuple):
 
 def _windows(first: Tensor, last: Tensor, chunk: int) -> Iterator[_Window]:
     """Queries, `chunk` rows at a time, each against the keys between the earliest episode start and its own time."""
-    for begin in range(0, len(first), chunk):
-        end = min(begin + chunk, len(first))
-        low, high = int(first[begin:end].min()), int(last[end - 1]) + 1
+    lows = torch.stack([part.min() for part in first.split(chunk)]).tolist()  # one wait for the device, not one a chunk
+    highs = (torch.stack([part[-1] for part in last.split(chunk)]) + 1).tolist()
+    for index, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        begin, end = index * chunk, min((index + 1) * chunk, len(first))
         if high > low:
             rows = torch.arange(low, high, device=first.device)
             outside = (rows < first[begin:end].T[:, :, None]) | (rows > last[begin:end, None])
@@ -243,6 +244,6 @@ def explained_variance(predicted: Tensor, target: Tensor) -> float:
 
 def minibatches(indices: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
     """A random partition of `indices` into nearly equal parts of about `size`."""
-    order = torch.randperm(len(indices), generator=generator).to(indices.device)
+    order = torch.randperm(len(indices), generator=generator, device="cpu").to(indices.device)
     parts = max(1, round(len(indices) / size))
     return list(indices[order].tensor_split(parts))

@@ -56,7 +56,7 @@ class ObservationQueue:
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.capacity = capacity
-        self.storage = torch.zeros(0, *shape, dtype=dtype)  # grows by doubling up to the capacity
+        self.storage = torch.zeros(0, *shape, dtype=dtype, device="cpu")  # grows by doubling up to the capacity
         self.count = 0  # observations held
         self.head = 0  # where the next one goes
 
@@ -67,14 +67,14 @@ class ObservationQueue:
         """[K, *obs] in order of age, the oldest first."""
         new = observations[-self.capacity :].to(self.storage.device)
         self._grow(min(self.capacity, self.count + len(new)))
-        slots = (self.head + torch.arange(len(new))) % self.capacity
+        slots = (self.head + torch.arange(len(new), device="cpu")) % self.capacity
         self.storage[slots] = new
         self.head = (self.head + len(new)) % self.capacity
         self.count = min(self.capacity, self.count + len(new))
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """[count, *obs] with replacement."""
-        return self.storage[torch.randint(self.count, (count,), generator=generator)]
+        return self.storage[torch.randint(self.count, (count,), generator=generator, device="cpu")]
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +84,7 @@ class ObservationQueue:
         if needed <= len(self.storage):
             return
         size = min(self.capacity, max(needed, 2 * len(self.storage), 1024))
-        storage = torch.zeros(size, *self.storage.shape[1:], dtype=self.storage.dtype)
+        storage = torch.zeros(size, *self.storage.shape[1:], dtype=self.storage.dtype, device="cpu")
         storage[: self.count] = self.storage[: self.count]
         self.storage = storage
 

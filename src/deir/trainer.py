@@ -7,6 +7,7 @@ import logging
 import os
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import Tensor
@@ -79,7 +80,7 @@ class Trainer:
 
     def _at_episode_starts(self, observations: Any) -> Position:
         n_envs = self.config.env.n_envs
-        starts = torch.ones(n_envs, dtype=torch.bool).numpy()
+        starts = np.ones(n_envs, np.bool_)
         return Position(observations, starts, self.policy.initial_hidden(n_envs, self.device))
 
     @property

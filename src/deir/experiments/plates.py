@@ -84,7 +84,9 @@ def _panels(titles: Sequence[str], legend: dict[str, Style] | None, width: float
     if legend:
         lines = [Line2D([], [], **_line(style)) for style in legend.values()]
         alone = columns == 1
-        place, across = ("outside right center", 1) if alone else ("outside upper center", min(len(legend), 2 * columns))
+        place, across = (
+            ("outside right center", 1) if alone else ("outside upper center", min(len(legend), 2 * columns))
+        )
         figure.legend(lines, list(legend), loc=place, ncols=across)
 
 

@@ -115,7 +115,7 @@ class Deir(EpisodicNovelty):
     def draw_fakes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Slots of the queue [B], drawn twice where the first equals the true next observation; and which differ."""
         true = batch.next_observations.gather().cpu()
-        draws = torch.randint(len(self.queue), (2, len(true)), generator=generator)
+        draws = torch.randint(len(self.queue), (2, len(true)), generator=generator, device="cpu")
         differs = [(self.queue.storage[draw] != true).flatten(1).any(1) for draw in draws]
         return torch.where(differs[0], draws[0], draws[1]), (differs[0] | differs[1]).to(batch.actions.device)
 

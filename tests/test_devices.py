@@ -1,0 +1,41 @@
+"""Every tensor names its device: training is the same while PyTorch's default device is one that holds no data.
+
+Under `torch.device("meta")` whatever is made without a device is empty, and an iteration that used it would fail. So on
+a GPU nothing is left behind on the host by accident.
+"""
+
+import pytest
+import torch
+
+from deir.rewards import METHODS
+from deir.run import configure
+from deir.trainer import Trainer
+
+SMALL = {
+    "ppo": {"rollout_steps": 32, "minibatch_size": 32, "epochs": 1},
+    "reward": {"minibatch_size": 32, "epochs": 1, "process": False},
+    "threads": 1,
+}
+TASKS = {
+    "views": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "layout_worker": False},
+    "noise": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "noise": 0.1, "layout_worker": False},
+    "vectors": {"id": "Pendulum-v1", "n_envs": 4},
+}
+
+
+def parameters_after(env: dict, method: str, default: str) -> list[torch.Tensor]:
+    trainer = Trainer(configure({**SMALL, "env": env, "method": method}))
+    with torch.device(default):
+        trainer.iterate()
+        trainer.iterate()
+    trainer.close()
+    return [parameter.detach() for parameter in trainer.policy.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [*(("views", name) for name in METHODS), ("noise", "deir"), ("noise", "noveld"), ("vectors", "deir")],
+)
+def test_the_default_device_makes_no_difference(task, method):
+    expected, found = (parameters_after(TASKS[task], method, default) for default in ("cpu", "meta"))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
