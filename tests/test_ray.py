@@ -39,10 +39,10 @@ class Disturber(Board):
 
     def show(self, runs) -> None:
         first, second = self.jobs
-        if self.orphan is None and all(held(j.out) and has_checkpoint(j.out) for j in self.jobs):
+        if self.orphan is None and all(writer_of(j.out) and has_checkpoint(j.out) for j in self.jobs):
             self.orphan = writer_of(first.out)
             os.kill(ray_worker_of(self.orphan), signal.SIGKILL)
-        elif self.orphan and held(first.out) and writer_of(first.out) != self.orphan and held(second.out):
+        elif self.orphan and writer_of(first.out) not in (None, self.orphan) and held(second.out):
             os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,7 @@ def held(directory: Path) -> bool:
 def _locked(path: Path) -> IO[str]:
     while True:
         file = path.open("a+")
-        if not _try_lock(file, fcntl.LOCK_EX):
+        if not _try_lock(file, fcntl.LOCK_EX, attempts=3):
             file.seek(0)
             holder = file.read() or "another process"
             file.close()
@@ -65,12 +66,16 @@ def _locked(path: Path) -> IO[str]:
         file.close()  # the last holder removed this file after we had opened it
 
 
-def _try_lock(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _try_lock(file: IO[str], kind: int, attempts: int = 1) -> bool:
+    """More than one attempt where somebody may just be asking whether it is `held`, which takes a moment's lock."""
+    for attempt in range(attempts):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05 if attempt + 1 < attempts else 0)
+        else:
+            return True
+    return False
 
 
 def _is(file: IO[str], path: Path) -> bool:
