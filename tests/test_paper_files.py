@@ -127,7 +127,7 @@ def test_the_committed_sweep_is_what_its_results_say():
     assert {env for env, _ in runs} == {*tasks, *(f"{task}-noisy" for task in tasks)}
     for (env, _), (config, seeds) in runs.items():
         assert seeds == [0, 1, 2]
-        assert config.steps == parse_count("100k" if env in ("FourRooms-noisy", "MultiRoom-N6-noisy") else "200k")
+        assert config.steps == parse_count("50k" if env in ("FourRooms-noisy", "MultiRoom-N6-noisy") else "200k")
 
 
 @pytest.mark.parametrize("size", ["paper", "mini"])
