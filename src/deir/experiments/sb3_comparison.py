@@ -102,6 +102,12 @@ def table(points: list[Point]) -> str:
     return "\n".join(lines)
 
 
+def report(file: Path, env: str) -> None:
+    """The picture and the table of what is there."""
+    compare_curves(file, file.with_suffix(".png"), f"Stable-Baselines3 PPO on {env}")
+    file.with_suffix(".md").write_text(f"PPO of Stable-Baselines3 on {env}\n\n{table(read(file))}\n")
+
+
 def main(
     env: str = "MiniGrid-DoorKey-8x8-v0",
     frames: Count = 250_000,
@@ -115,8 +121,8 @@ def main(
             done = [point.frames for point in read(file) if (point.variant, point.seed) == (variant, seed)]
             if max(done, default=0) < frames:
                 append(file, train(env, variant, seed, frames, beta))
-                compare_curves(file, out / "sb3.png", f"Stable-Baselines3 PPO on {env}")
-                (out / "sb3.md").write_text(f"PPO of Stable-Baselines3 on {env}\n\n{table(read(file))}\n")
+                report(file, env)
+    report(file, env)
     print(table(read(file)))
 
 
