@@ -371,3 +371,45 @@ def test_update_needs_a_rollout_and_takes_it_once():
     reward.update()
     with pytest.raises(UserError, match="update: nothing to learn from"):
         reward.update()
+
+
+PARTS = spaces.Dict({"place": VECTOR, "picture": spaces.Box(0, 255, (3, 40, 40), np.uint8)})
+
+
+def parts(seed=0):
+    observations, *rest = vectors(seed)
+    pictures = np.random.default_rng(seed).integers(0, 255, (T + 1, N, 3, 40, 40)).astype(np.uint8)
+    return {"place": observations, "picture": pictures}, *rest
+
+
+@pytest.mark.parametrize("method", ["deir", "icm", "rnd"])
+def test_dictionaries_are_rewarded_part_by_part(method):
+    reward = made(method, PARTS, normalize=False, beta=1)
+    observations, *rest = parts()
+    paid = reward.compute(observations, *rest)
+    assert paid.shape == (T, N) and np.isfinite(paid).all() and paid.std() > 0
+    assert all(np.isfinite(figure) for figure in reward.update().values())
+    tensors = {name: torch.from_numpy(part) for name, part in observations.items()}
+    again = made(method, PARTS, normalize=False, beta=1).compute(tensors, *map(torch.from_numpy, rest))
+    assert torch.equal(again, torch.from_numpy(paid))
+
+
+def test_last_observations_of_dictionaries_by_step_and_by_part():
+    observations, actions, terminated, truncated = parts()
+    finals = {name: part[1:] for name, part in parts(1)[0].items()}
+    ended = [tuple(map(int, place)) for place in np.argwhere(terminated | truncated)]
+    listed = {(t, n): {name: part[t, n] for name, part in finals.items()} for t, n in ended}
+    given = [finals, listed]
+    paid = [made("deir", PARTS).compute(observations, actions, terminated, truncated, final) for final in given]
+    assert ended
+    np.testing.assert_array_equal(*paid)
+
+
+def test_wrong_dictionaries_are_told_by_part():
+    observations, *rest = parts()
+    with pytest.raises(UserError, match=r"observations: got \['place'\].*picture, place"):
+        made("deir", PARTS).compute({"place": observations["place"]}, *rest)
+    with pytest.raises(UserError, match=r"observations\['picture'\]: got shape"):
+        made("deir", PARTS).compute({**observations, "picture": observations["picture"][..., :20]}, *rest)
+    with pytest.raises(UserError, match=r"observation_space\['word'\]: got Text"):
+        made("deir", spaces.Dict({"word": spaces.Text(5)}))

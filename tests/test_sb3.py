@@ -269,3 +269,28 @@ def test_the_comparison_skips_what_is_done_and_tells_when_it_was_solved(tmp_path
     assert trained == ["PPO", "PPO + DEIR"]
     assert (tmp_path / "sb3.png").is_file()
     assert "not reached" in (tmp_path / "sb3.md").read_text()
+
+
+class Parts(Line):
+    """The same as a dictionary of two vectors."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict(
+            {"place": self.observation_space, "left": spaces.Box(0, 9, (1,), np.int64)}
+        )
+
+    def seen(self):
+        return {"place": Line.seen(self), "left": np.array([self.limit - self.steps])}
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_dictionaries_of_observations(normalized, tmp_path):
+    envs = DummyVecEnv([Parts] * N)
+    envs = VecNormalize(envs, norm_obs_keys=["place"]) if normalized else envs
+    model = PPO("MultiInputPolicy", envs, n_steps=STEPS, batch_size=20, n_epochs=1, seed=0)
+    reward = add_reward(model, "deir", **SMALL)
+    model.learn(2 * STEPS * N)
+    assert reward.figures["intrinsic_reward_std"] > 0
+    model.save(tmp_path / "agent")
+    load(PPO, tmp_path / "agent", env=envs).learn(STEPS * N)

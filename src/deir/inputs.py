@@ -15,6 +15,7 @@ from torch import Tensor
 from deir.errors import UserError, invalid
 from deir.networks import grid_padding
 from deir.patches import ObservationTable, tabulate
+from deir.spaces import PackedBox
 from deir.types import Rollout
 
 LARGEST_CODE = 31  # small images without a larger value are codes of cells, which repeat, rather than colours
@@ -60,7 +61,11 @@ class ObservationFormat:
 
     def __init__(self, space: spaces.Space[Any], channels_first: bool | None = None) -> None:
         if not isinstance(space, spaces.Box) or not 1 <= len(space.shape) <= 3:
-            raise invalid("observation_space", space, "a Box: a vector [K] or an image [H, W], [H, W, C] or [C, H, W]")
+            raise invalid(
+                "observation_space",
+                space,
+                "a vector [K] or an image [H, W], [H, W, C] or [C, H, W] (Box), or a Dict of them",
+            )
         self.given = space
         image = len(space.shape) == 3
         looks_first = image and space.shape[0] < min(space.shape[1:])
@@ -97,6 +102,58 @@ class ObservationFormat:
         shape = self.space.shape
         grid = observations.dtype == torch.uint8 and len(shape) == 3 and shape[2] == 3 and max(shape[:2]) < 36
         return grid and (observations.numel() == 0 or int(observations.max()) <= LARGEST_CODE)
+
+
+class PartsFormat:
+    """Dictionaries of vectors and images: an array for each part comes, a row of bytes goes on (`PackedBox`)."""
+
+    dtype = torch.uint8
+
+    def __init__(self, space: spaces.Dict) -> None:
+        self.given = space
+        self.parts: dict[str, ObservationFormat] = {}
+        for name, part in space.spaces.items():
+            try:
+                self.parts[name] = ObservationFormat(part)
+            except UserError as mistake:
+                raise UserError(f"observation_space[{name!r}]: {str(mistake).split(': ', 1)[1]}") from None
+        self.space = PackedBox({name: self._box(form) for name, form in self.parts.items()})
+
+    @staticmethod
+    def _box(form: ObservationFormat) -> spaces.Box:
+        return form.space if form.dtype == torch.uint8 else spaces.Box(-np.inf, np.inf, form.space.shape, np.float32)
+
+    def read(self, field: str, value: Any, leading: tuple[int | str, ...]) -> Tensor:
+        """{name: [*leading, *part]} -> [*leading, bytes]"""
+        if not isinstance(value, Mapping) or set(value) != set(self.parts):
+            got = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
+            raise invalid(field, got, f"a mapping with an array for each of {', '.join(self.parts)}")
+        read = {name: form.read(f"{field}[{name!r}]", value[name], leading) for name, form in self.parts.items()}
+        shapes = {name: tuple(tensor.shape[: len(leading)]) for name, tensor in read.items()}
+        if len(set(shapes.values())) > 1:
+            raise invalid(field, shapes, "the same leading sizes for all parts")
+        shape = next(iter(shapes.values()))
+        rows = {name: part.reshape(-1, *self.parts[name].space.shape).cpu().numpy() for name, part in read.items()}
+        return torch.from_numpy(self.space.pack(rows)).view(*shape, -1)
+
+    def as_given(self, observations: Tensor) -> dict[str, Tensor]:
+        """[B, bytes] -> {name: [B, *part]}"""
+        parts = self.space.unpack(observations.cpu().numpy())
+        return {
+            name: self.parts[name].as_given(torch.from_numpy(part).to(observations.device))
+            for name, part in parts.items()
+        }
+
+    def codes(self, observations: Tensor) -> bool:
+        return False
+
+
+def observation_format(space: spaces.Space[Any], channels_first: bool | None) -> ObservationFormat | PartsFormat:
+    if not isinstance(space, spaces.Dict):
+        return ObservationFormat(space, channels_first)
+    if channels_first is not None:
+        raise invalid("channels_first", channels_first, "None for dictionaries: it is seen from each part's shape")
+    return PartsFormat(space)
 
 
 def as_tensor(field: str, value: Any) -> Tensor:
@@ -159,18 +216,23 @@ def read_actions(value: Any, shape: tuple[int, int], space: spaces.Space[Any]) -
     return actions
 
 
-def read_finals(value: Any, dones: Tensor, form: ObservationFormat) -> tuple[Tensor, Tensor]:
+def read_finals(value: Any, dones: Tensor, form: ObservationFormat | PartsFormat) -> tuple[Tensor, Tensor]:
     """Flat indices [K] of the ended steps whose last observation is given, and those observations [K, *obs].
 
     value: [T, N, *obs], of which only the rows of ended steps are read; or a mapping from (t, n) to one observation.
     """
     field, ended = "final_observations", dones.flatten().nonzero()[:, 0]
+    if isinstance(form, PartsFormat) and value and set(value) == set(form.parts):
+        rows = form.read(field, value, tuple(dones.shape))
+        return ended, rows.flatten(0, 1)[ended]
     if value is None or isinstance(value, Mapping):
         given = {t * dones.shape[1] + n: observation for (t, n), observation in (value or {}).items()}
         known = [index for index in ended.tolist() if index in given]
-        rows = [form.read(field, given[index], ()) for index in known]
-        finals = torch.stack(rows) if rows else torch.zeros(0, *form.space.shape, dtype=form.dtype)
+        listed = [form.read(field, given[index], ()) for index in known]
+        finals = torch.stack(listed) if listed else torch.zeros(0, *form.space.shape, dtype=form.dtype)
         return torch.tensor(known, dtype=torch.int64), finals
+    if isinstance(form, PartsFormat):
+        raise invalid(field, type(value).__name__, "a mapping from (t, n) to an observation, or an array for each part")
     tensor = as_tensor(field, value)
     check_shape(field, tensor, (*dones.shape, *form.given.shape), " as (T, N, *obs)")
     return ended, form.read(field, tensor.flatten(0, 1)[ended.to(tensor.device)], (len(ended),))
@@ -187,7 +249,7 @@ def read_states(value: Any, shape: tuple[int, int]) -> Tensor:
 class RolloutReader:
     """Makes rollouts of a user's arrays."""
 
-    form: ObservationFormat
+    form: ObservationFormat | PartsFormat
     action_space: spaces.Space[Any]
     n_envs: int
     mode: AutoresetMode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from deir import checkpoint
 from deir.config import Config, RewardConfig, check, merge, to_dict
 from deir.errors import UserError, invalid, unknown
-from deir.inputs import Episodes, ObservationFormat, RolloutReader, autoreset_mode, read_flags
+from deir.inputs import (
+    Episodes,
+    ObservationFormat,
+    PartsFormat,
+    RolloutReader,
+    autoreset_mode,
+    observation_format,
+    read_flags,
+)
 from deir.networks import Encoder
 from deir.presets import resolve
 from deir.rewards import check_method
@@ -96,7 +104,7 @@ class Reward:
         """With the configuration of a `deir train` run it begins where that run began, to the last bit."""
         check(config)
         self.config = replace(config, checkpoint=replace(config.checkpoint, max_queue_mb=WHOLE_QUEUE))
-        form = ObservationFormat(observation_space, channels_first)
+        form = observation_format(observation_space, channels_first)
         device = torch.device(config.device)
         self.reader = RolloutReader(form, action_space, config.env.n_envs, autoreset_mode(mode), device)
         given = encoder if encoder is None or isinstance(encoder, Encoder) else GivenEncoder(encoder, form, device)
@@ -117,7 +125,7 @@ class Reward:
 
     def compute(
         self,
-        observations: Array,  # [T+1, N, *obs]
+        observations: Array | Mapping[str, Array],  # [T+1, N, *obs], of a dictionary one for each part
         actions: Array,  # [T, N]
         terminated: Array,  # [T, N]
         truncated: Array,  # [T, N]
@@ -160,7 +168,7 @@ class Reward:
             reset = read_flags("envs", np.asarray(envs)[None], (1, n_envs))[0]
         self.episodes = Episodes(self.episodes.starts | reset, self.episodes.pending & ~reset)
 
-    def embed(self, observations: Array, starts: Array | None = None) -> Embeddings:
+    def embed(self, observations: Array | Mapping[str, Array], starts: Array | None = None) -> Embeddings:
         """Embeddings of observations [T, N', *obs] for other uses; nothing is remembered.
 
         starts: [T, N'] where episodes begin; the first step always begins one.
@@ -225,14 +233,17 @@ def read_saved(path: str | Path) -> dict[str, Any]:
         raise UserError(f"path: {error}") from None
 
 
-def _like(tensor: Tensor, given: Array) -> Any:
+def _like(tensor: Tensor, given: Any) -> Any:
+    given = next(iter(given.values())) if isinstance(given, Mapping) else given
     return tensor.to(given.device) if isinstance(given, Tensor) else tensor.cpu().numpy()
 
 
 class GivenEncoder(Encoder):
     """A user's callable in the place of the policy's encoder. It sees observations as the user has them."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], form: ObservationFormat, device: torch.device) -> None:
+    def __init__(
+        self, function: Callable[[Any], Tensor], form: ObservationFormat | PartsFormat, device: torch.device
+    ) -> None:
         super().__init__()
         self.function, self.form = (function,), form  # in a tuple: no part of this module
         probe = torch.zeros(2, *form.space.shape, dtype=form.dtype, device=device)
@@ -240,16 +251,16 @@ class GivenEncoder(Encoder):
             embeddings = self.plain(probe)
         if not isinstance(embeddings, Tensor) or embeddings.dim() != 2 or len(embeddings) != len(probe):
             shape = getattr(embeddings, "shape", type(embeddings).__name__)
-            raise invalid("encoder", shape, f"embeddings (2, F) of observations {(2, *form.given.shape)}")
+            raise invalid("encoder", shape, f"embeddings (2, F) of two observations of {form.given}")
         self.features = embeddings.shape[1]
 
     def plain(self, observations: Tensor) -> Tensor:
         (function,) = self.function
-        observations = self.form.as_given(observations)
+        given = self.form.as_given(observations)
         if not isinstance(function, nn.Module):
-            return function(observations)
+            return function(given)
         training = function.training
         try:
-            return function.eval()(observations)
+            return function.eval()(given)
         finally:
             function.train(training)

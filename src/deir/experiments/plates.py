@@ -83,11 +83,10 @@ def _panels(titles: Sequence[str], legend: dict[str, Style] | None, width: float
     yield figure, axes.flat[: len(titles)]
     if legend:
         lines = [Line2D([], [], **_line(style)) for style in legend.values()]
-        alone = columns == 1
-        place, across = (
-            ("outside right center", 1) if alone else ("outside upper center", min(len(legend), 2 * columns))
-        )
-        figure.legend(lines, list(legend), loc=place, ncols=across)
+        if columns == 1:
+            figure.legend(lines, list(legend), loc="outside right center")
+        else:
+            figure.legend(lines, list(legend), loc="outside upper center", ncols=min(len(legend), 2 * columns))
 
 
 def _line(style: Style) -> dict[str, Any]:

@@ -86,10 +86,16 @@ def _attach(model: Any, reward: Reward) -> None:
 def observed_space(model: Any) -> spaces.Space[Any]:
     """The space of what the policy sees: VecNormalize makes any Box a Box of floats."""
     space, normalize = model.observation_space, unwrap_vec_normalize(model.env)
-    if isinstance(space, spaces.Box) and normalize is not None and normalize.norm_obs:
-        limit = normalize.clip_obs
-        return spaces.Box(-limit, limit, space.shape, np.float32)
-    return space
+    if normalize is None or not normalize.norm_obs:
+        return space
+
+    def normalized(box: Any) -> spaces.Box:
+        return spaces.Box(-normalize.clip_obs, normalize.clip_obs, box.shape, np.float32)
+
+    if isinstance(space, spaces.Dict):
+        keys = normalize.norm_obs_keys or []
+        return spaces.Dict({key: normalized(part) if key in keys else part for key, part in space.spaces.items()})
+    return normalized(space) if isinstance(space, spaces.Box) else space
 
 
 def _channels_first(env: VecEnv) -> bool | None:
@@ -181,10 +187,17 @@ def _intrinsic_rewards(buffer: RolloutBuffer, recorder: _Recorder, reward: Rewar
     """[T, N] of what was collected"""
     reward.reset(buffer.episode_starts[0] > 0)
     dones, truncated = np.stack(recorder.dones), np.stack(recorder.truncated)  # [T, N]
-    observations = np.concatenate([buffer.observations, recorder.last[None]])  # [T+1, N, *obs]
+    observations = _followed(buffer.observations, recorder.last)  # [T+1, N, *obs]
     return reward.compute(
         observations, np.stack(recorder.actions), dones & ~truncated, truncated, final_observations=recorder.finals
     )
+
+
+def _followed(observations: Any, last: Any) -> Any:
+    """[T, N, *obs] and [N, *obs] -> [T+1, N, *obs], of a dictionary part by part"""
+    if isinstance(observations, dict):
+        return {key: _followed(part, last[key]) for key, part in observations.items()}
+    return np.concatenate([observations, last[None]])
 
 
 def _write_entry(path: Any, reward: Reward) -> None:
