@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,13 +35,16 @@ def launch(order: Order) -> subprocess.Popen[bytes]:
 
 def run_task(order: Order) -> int:
     """A task of Ray, on any machine: the exit code of the worker. Ray repeats a cancellation until the task ends."""
+    # whoever starts Ray in the background (nohup, &) has it ignore the signal by which it cancels
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = launch(order)
     asked = False
-    while process.poll() is None:
+    while True:
         try:
+            if process.poll() is not None:
+                return process.returncode
             time.sleep(0.2)
         except KeyboardInterrupt:
             if not asked:  # a second signal would cut the checkpoint short
                 process.terminate()
                 asked = True
-    return process.returncode
