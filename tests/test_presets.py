@@ -194,7 +194,8 @@ def test_the_preset_of_a_task(task, suite):
 def test_our_suites_are_minigrid_with_what_they_say_they_change():
     for suite, changes in OURS.items():
         for method in METHODS:
-            own = {"reward.beta": 0.1} if method != "none" and source(suite, method) == suite else {}
+            beta = {"control": 0.3, "continuous": 0.1}[suite]
+            own = {"reward.beta": beta} if method != "none" and source(suite, method) == suite else {}
             expected = merge(resolved("minigrid", method), nested({"preset": suite, **changes, **own}))
             assert resolved(suite, method) == expected
     assert source("control", "deir-no-mi") == "control" and source("control", "rnd") == "minigrid"

@@ -85,10 +85,8 @@ class Agent:
         Observations are those of `make_envs`; of several parts, also a mapping with an array for each part.
         Begin an episode with `state=None`; of several environments, zero the rows of those that begin one.
         """
-        space = self.policy.observation_space
-        packs = isinstance(space, PackedBox) and isinstance(observations, Mapping)
-        seen = space.pack_any(observations) if packs else np.asarray(observations)  # type: ignore[attr-defined, arg-type]
-        single = seen.ndim == len(space.shape or ())
+        seen = self._array(observations)
+        single = seen.ndim == len(self.policy.observation_space.shape or ())
         batch = torch.as_tensor(seen[None] if single else seen)
         hidden = self.policy.initial_hidden(len(batch)) if state is None else state
         outputs, _, hidden = self.policy(batch, hidden)
@@ -102,6 +100,12 @@ class Agent:
         observations: [T, N, *obs]; starts: [T, N] where episodes begin, if not only at the first step.
         """
         return self.reward.embed(observations, starts)
+
+    def _array(self, observations: NDArray[Any] | Mapping[str, Any]) -> NDArray[Any]:
+        space = self.policy.observation_space
+        if isinstance(space, PackedBox) and isinstance(observations, Mapping):
+            return space.pack_any(observations)
+        return np.asarray(observations)
 
 
 def load(path: str | Path) -> Agent:

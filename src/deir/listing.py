@@ -13,7 +13,7 @@ from deir.presets import (
     COMMON,
     DESCRIPTIONS,
     LIKE_DEIR,
-    OUR_METHODS,
+    OUR_BETAS,
     OURS,
     SUITE_NAMES,
     TABLE,
@@ -73,8 +73,7 @@ def print_presets() -> None:
     ours = [["for", *(DESCRIPTIONS[suite] for suite in OURS)]]
     for name in dict.fromkeys(name for changes in OURS.values() for name in changes):
         ours.append([f"--{name}".replace("_", "-"), *(_cell(changes.get(name, "")) for changes in OURS.values())])
-    for method, changes in OUR_METHODS.items():
-        ours += [[f"--{name} with {method}", *[_cell(value)] * len(OURS)] for name, value in changes.items()]
+    ours.append(["--reward.beta with deir", *(_cell(OUR_BETAS[suite]["deir"]) for suite in OURS)])
     own = []
     for method, rows in TABLE.items():
         for row in rows:

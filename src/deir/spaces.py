@@ -40,8 +40,9 @@ class PackedBox(spaces.Box):
 
     def pack(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
         """{name: [N, *part]} -> [N, bytes]"""
-        rows = [np.ascontiguousarray(parts[name], box.dtype) for name, box in self.parts.items()]
-        return np.concatenate([row.reshape(len(row), -1).view(np.uint8) for row in rows], axis=1)
+        rows = [np.ascontiguousarray(parts[name], part.dtype) for name, part in self.parts.items()]
+        flat = [row.reshape(-1, prod(part.shape)) for row, part in zip(rows, self.parts.values(), strict=True)]
+        return np.concatenate([row.view(np.uint8) for row in flat], axis=1)
 
     def pack_any(self, parts: Mapping[str, Any]) -> NDArray[np.uint8]:
         """Of one observation {name: [*part]} -> [bytes], or of several {name: [N, *part]} -> [N, bytes]"""
