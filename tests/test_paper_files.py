@@ -17,7 +17,7 @@ from deir.run import configure
 
 FILES = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
 COMMANDS = {"figure-7": "probe", "figure-a1": "distances"}  # the rest are sweeps
-OURS = {"mini-sweep", "methods", "noise-normalized", "doorkey", "pairing"}  # beyond the figures
+OURS = {"mini-sweep", "methods", "noise-normalized", "doorkey", "pairing", "mountaincar", "mujoco"}  # beyond the figures
 STUDIES = {"tune-beta"}
 SWEEPS = [path for path in FILES if path.stem not in STUDIES and path.stem.split("-", 1)[-1] not in COMMANDS]
 FIGURES = {"1", "3", "4", "5", "6", "7", "a1", "a2", "a3", "a4"}
@@ -49,7 +49,7 @@ def test_the_header_gives_the_command_and_the_time(path):
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
 def test_every_run_of_a_sweep_is_a_valid_configuration(path):
     runs = runs_of(path)
-    assert all(config.steps >= 50_000 for config, _ in runs.values())
+    assert all(config.steps >= 40_000 for config, _ in runs.values())
 
 
 @pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem.startswith("paper")], ids=lambda p: p.stem)
