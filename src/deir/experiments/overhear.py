@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from deir.config import Config
 from deir.networks import Encoder
 from deir.stage import LocalStage
@@ -20,9 +18,9 @@ class Overheard:
     def __init__(self, stage: LocalStage, listener: Callable[[Rollout, LocalStage], None]) -> None:
         self.stage, self.listener = stage, listener
 
-    def compute(self, rollout: Rollout, average: float, encoder: Encoder) -> Tensor:
+    def begin_compute(self, rollout: Rollout, average: float, encoder: Encoder) -> None:
         self.listener(rollout, self.stage)
-        return self.stage.compute(rollout, average, encoder)
+        self.stage.begin_compute(rollout, average, encoder)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stage, name)
