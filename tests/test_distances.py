@@ -99,7 +99,7 @@ def test_the_first_half_is_pooled_as_in_the_figure():
 
 TINY = [
     "--env.n-envs", "4", "--ppo.rollout-steps", "32", "--ppo.minibatch-size", "64", "--reward.minibatch-size", "64",
-    "--steps", "384", "--env.noise", "0", "--threads", "1", "--env.no-layout-worker",
+    "--steps", "384", "--env.noise", "0", "--env.no-invisible-obstacles", "--threads", "1", "--env.no-layout-worker",
 ]  # fmt: skip
 
 
