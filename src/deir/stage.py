@@ -320,15 +320,10 @@ def _answer(stage: LocalStage, call: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def make_stage(
-    config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], threads: int, repeats: bool
+    config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], threads: int
 ) -> Stage:
-    """A process of its own where it pays: a method that learns, on the CPU, with a thread to spare.
-
-    It pays where observations share patches, so that an update is many small operations. Where nothing is shared the
-    time goes into large convolutions, which use every thread of one process and need no balance between two.
-    """
-    shares = repeats and config.network.norm != "layer"
-    apart = config.reward.process and shares and config.method != "none" and config.device == "cpu" and threads > 1
+    """A process of its own where it pays: a method that learns, on the CPU, with a thread to spare."""
+    apart = config.reward.process and config.method != "none" and config.device == "cpu" and threads > 1
     if not apart or os.name != "posix" or not find_method(config.method).importable:
         return LocalStage(config, observation_space, action_space)
     return RemoteStage(config, observation_space, action_space, threads - threads // 2)

@@ -53,7 +53,7 @@ class Trainer:
         self.device = torch.device(config.device)
         self.envs = make_envs(config.env, config.seed, generation)
         spaces = self.envs.observation_space, self.envs.action_space
-        self.stage = make_stage(config, *spaces, threads, self.envs.repeats)
+        self.stage = make_stage(config, *spaces, threads)
         self.overlaps = type(self.stage).__name__ == "RemoteStage"
         torch.set_num_threads(max(1, threads // 2) if self.overlaps else threads)
         torch.manual_seed(derive(config.seed, "init", "policy"))
