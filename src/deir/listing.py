@@ -20,7 +20,7 @@ from deir.presets import (
     TASKS,
     Row,
     source,
-)  # fmt: skip
+)
 from deir.rewards import METHODS
 
 
