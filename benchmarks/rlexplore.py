@@ -2,11 +2,11 @@
 
 rllte-core pins old packages, so it has an environment of its own, where only what its rewards need is installed:
 
-    python3 -m venv /tmp/rllte
-    /tmp/rllte/bin/pip install torch==2.13.0
-    /tmp/rllte/bin/pip install numpy gymnasium minigrid tyro pyyaml safetensors scipy termcolor pynvml
-    /tmp/rllte/bin/pip install --no-deps rllte-core==1.0.1
-    PYTHONPATH=src /tmp/rllte/bin/python -W ignore benchmarks/rlexplore.py [--rollouts 7] [--threads 1] [--norm none]
+    python3 -m venv .rllte
+    .rllte/bin/pip install torch==2.13.0
+    .rllte/bin/pip install numpy gymnasium minigrid tyro pyyaml safetensors scipy termcolor pynvml
+    .rllte/bin/pip install --no-deps rllte-core==1.0.1
+    PYTHONPATH=src .rllte/bin/python -W ignore benchmarks/rlexplore.py [--rollouts 7] [--threads 1] [--norm none]
 
 Equal are the rollouts, the width of embeddings (64), one epoch in mini-batches of 256, no running normalisation of
 observations. Each has the networks its package takes for such observations: for views ours are three 2x2 convolutions,
