@@ -11,7 +11,7 @@ test: .venv/installed-dev lint
 	$(BIN)/python -m pytest
 
 bench: .venv/installed-dev
-	$(BIN)/deir bench --whole-run --peers --curves
+	$(BIN)/deir bench --whole-run --peers --curves variants environments length queue
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

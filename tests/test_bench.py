@@ -3,7 +3,7 @@
 import pytest
 
 from deir.errors import UserError
-from deir.experiments.bench import _with_efficiency, measure, parse_pair, plain_mflop_per_frame
+from deir.experiments.bench import _with_efficiency, measure, parse_pair, parse_settings, plain_mflop_per_frame
 from deir.run import configure
 
 
@@ -39,3 +39,12 @@ def test_pairs():
     assert parse_pair("A/deir/omfull") == {"env": {"id": "A"}, "method": "deir", "preset": "omfull"}
     with pytest.raises(UserError, match="ENV/METHOD"):
         parse_pair("DoorKey-8x8")
+
+
+def test_settings():
+    assert parse_settings(("ppo.epochs=1", "env.noise=0.1", "env.noise_units=raw")) == {
+        "ppo": {"epochs": 1},
+        "env": {"noise": 0.1, "noise_units": "raw"},
+    }
+    with pytest.raises(UserError, match="KEY=VALUE"):
+        parse_settings(("ppo.epochs",))

@@ -34,6 +34,7 @@ from deir.ppo import MeanMetrics
 from deir.rewards import find_method, make_reward
 from deir.rewards.base import between_rollouts
 from deir.seeding import derive, torch_generator
+from deir.threads import lend_threads, share_threads
 from deir.types import Metrics, Rollout
 
 State = dict[str, Any]
@@ -200,6 +201,7 @@ class RemoteStage:
     def __init__(
         self, config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], threads: int
     ) -> None:
+        """`threads`: of the whole run, trainer and model together."""
         ours, theirs = socket.socketpair()
         command = f"from deir.stage import serve; serve({theirs.fileno()}, {threads})"
         path = os.pathsep.join(entry for entry in sys.path if entry)  # where a user's own method may live
@@ -286,7 +288,8 @@ def serve(descriptor: int, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     keep_freed_memory()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(share_threads(threads))
+    lend_threads(threads)
     connection = Connection(descriptor)
     stage: LocalStage | None = None
     while True:
@@ -326,4 +329,4 @@ def make_stage(
     apart = config.reward.process and config.method != "none" and config.device == "cpu" and threads > 1
     if not apart or os.name != "posix" or not find_method(config.method).importable:
         return LocalStage(config, observation_space, action_space)
-    return RemoteStage(config, observation_space, action_space, threads - threads // 2)
+    return RemoteStage(config, observation_space, action_space, threads)

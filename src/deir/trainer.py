@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +29,7 @@ from deir.rollout import Position, collect
 from deir.seeding import derive, torch_generator
 from deir.spaces import PackedBox, packed_view
 from deir.stage import RewardScale, check_finite, make_stage
+from deir.threads import available_threads, share_threads
 from deir.types import PolicyTrace, Rollout
 
 _LOGGER = logging.getLogger("deir")
@@ -55,7 +55,7 @@ class Trainer:
         spaces = self.envs.observation_space, self.envs.action_space
         self.stage = make_stage(config, *spaces, threads)
         self.overlaps = type(self.stage).__name__ == "RemoteStage"
-        torch.set_num_threads(max(1, threads // 2) if self.overlaps else threads)
+        torch.set_num_threads(threads - share_threads(threads) if self.overlaps else threads)
         torch.manual_seed(derive(config.seed, "init", "policy"))
         self.policy = Policy(*spaces, config.network).to(self.device)
         self.networks = networks_of(config, *spaces)
@@ -217,12 +217,3 @@ def networks_of(config: Config, observations: Space[Any], actions: Space[Any]) -
     shapes = "+".join("x".join(map(str, part.shape or ())) for part in parts)
     kind = type(actions_of(actions)).__name__.removesuffix("Actions")
     return f"observations {shapes}: encoder {policy} of the policy, {model} of the reward model; {kind} actions"
-
-
-def available_threads(wanted: int | None) -> int:
-    """All cores unless told otherwise; OMP_NUM_THREADS is respected."""
-    if wanted is not None:
-        return wanted
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(given) if given.isdigit() and int(given) > 0 else cores

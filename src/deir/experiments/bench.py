@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import yaml
 from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
@@ -31,9 +32,11 @@ from deir.envs import make_envs
 from deir.errors import UserError, invalid
 from deir.patches import tabulate
 from deir.policy import Policy
+from deir.presets import nested
 from deir.run import configure, validate
 from deir.stage import LocalStage
-from deir.trainer import PHASES, Trainer, available_threads
+from deir.threads import available_threads
+from deir.trainer import PHASES, Trainer
 from deir.types import Rollout, no_indices
 
 PAIRS = (
@@ -50,7 +53,6 @@ VARIANTS = {
     "noise 0.1": {"env": {"noise": 0.1}},
     "model in the main process": {"reward": {"process": False}, "threads": 1},
 }
-WARM_UP = 2
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,15 @@ class Bench:
     pairs: tuple[str, ...] = ()
     """Pairs to measure, as ENV/METHOD (a preset may follow: ObstructedMaze-Full/deir/minigrid)."""
     iterations: int = 5
-    """Iterations measured after two for warming up."""
+    """Iterations measured after warming up."""
+    warm_up: int | None = None
+    """Iterations before those; two, or one with more than 16 environments, when not given."""
+    settings: tuple[str, ...] = ()
+    """Configuration of the pairs, as KEY=VALUE (ppo.epochs=1)."""
     whole_run: bool = False
     """Also train DEIR on DoorKey-8x8 for 200k frames: fresh, half-trained, trained, and the average."""
-    curves: bool = False
-    """Also frames/s of variants, and against environments, episode length and queue size."""
+    curves: tuple[Literal["variants", "environments", "length", "queue"], ...] = ()
+    """Also frames/s of variants, or against the number of environments, the episode length, the queue size."""
     peers: bool = False
     """Also stable-baselines3's PPO and sb3-contrib's RecurrentPPO on the same task (development extras)."""
     json: Path | None = None
@@ -142,11 +148,11 @@ def _memory_mb() -> dict[str, float]:
     return {"memory_mb": own, "largest_child_mb": children}
 
 
-def measure(overrides: dict[str, Any], iterations: int) -> dict[str, Any]:
+def measure(overrides: dict[str, Any], iterations: int, warm_up: int | None = None) -> dict[str, Any]:
     """One pair, in this process."""
     config = configure(overrides)
     trainer = Trainer(config)
-    for _ in range(WARM_UP if config.env.n_envs <= 16 else 1):
+    for _ in range((2 if config.env.n_envs <= 16 else 1) if warm_up is None else warm_up):
         trainer.iterate()
     frames, begin = trainer.frames, time.perf_counter()
     rows = [trainer.iterate() for _ in range(iterations)]
@@ -234,13 +240,34 @@ def parse_pair(text: str) -> dict[str, Any]:
     return {"env": {"id": env}, "method": rest[0], **({"preset": rest[1]} if len(rest) > 1 else {})}
 
 
-def run(args: Bench) -> None:
+def parse_settings(words: tuple[str, ...]) -> dict[str, Any]:
+    """('ppo.epochs=1',) -> {'ppo': {'epochs': 1}}"""
+    values = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise invalid("settings", word, "KEY=VALUE, such as ppo.epochs=1")
+        values[key] = yaml.safe_load(value)
+    return nested(values)
+
+
+def _wanted(args: Bench) -> list[dict[str, Any]]:
+    """What to measure, as overrides of the configuration; refused before anything runs when it cannot be."""
     if args.iterations < 1:
         raise invalid("iterations", args.iterations, "a whole number above 0")
-    threads = available_threads(None)
-    wanted = [parse_pair(text) for text in args.pairs] or [{"env": {"id": env}, "method": m} for env, m in PAIRS]
+    if args.warm_up is not None and args.warm_up < 0:
+        raise invalid("warm_up", args.warm_up, "a whole number, 0 or more")
+    settings = parse_settings(args.settings)
+    env_settings = settings.pop("env", {})
+    pairs = [parse_pair(text) for text in args.pairs] or [{"env": {"id": env}, "method": m} for env, m in PAIRS]
+    wanted = [{**settings, **pair, "env": {**env_settings, **pair["env"]}} for pair in pairs]
     for overrides in wanted:
         validate(configure(overrides))
+    return wanted
+
+
+def run(args: Bench) -> None:
+    threads, wanted = available_threads(None), _wanted(args)
     results: list[dict[str, Any]] = []
 
     def add(kind: str, job: str, *arguments: Any, **labels: Any) -> None:
@@ -249,30 +276,47 @@ def run(args: Bench) -> None:
         print(_line(results[-1]), flush=True)
 
     for overrides in wanted:
-        add("pair", "measure", overrides, args.iterations)
+        add("pair", "measure", overrides, args.iterations, args.warm_up)
     if args.whole_run:
         add("whole run", "measure_run", {"env": {"id": "DoorKey-8x8"}})
     if args.peers:
         for peer in ("stable-baselines3 PPO", "sb3-contrib RecurrentPPO"):
             add("peer", "measure_peer", peer, "MiniGrid-DoorKey-8x8-v0", max(1, args.iterations // 2))
-    if args.curves:
-        _curves(add, args.iterations)
+    for curve in args.curves:
+        CURVES[curve](add, args.iterations)
     _print_table(results, threads)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _curves(add: Any, iterations: int) -> None:
+def _variants(add: Any, iterations: int) -> None:
     for label, overrides in VARIANTS.items():
         add("variant", "measure", overrides, iterations, variant=label)
+
+
+def _environments_curve(add: Any, iterations: int) -> None:
     for n_envs in ENVS_CURVE:
         overrides = {"env": {"id": "DoorKey-8x8", "n_envs": n_envs}}
         add("environments", "measure", overrides, max(1, iterations * 16 // max(16, n_envs)), environments=n_envs)
+
+
+def _length_curve(add: Any, iterations: int) -> None:
     for length in LENGTH_CURVE:  # without a goal in reach, so that every episode is as long as it may be
         overrides = {"env": {"id": "DoorKey-16x16", "max_steps": length}}
         add("episode length", "measure", overrides, max(iterations, 2 + length // 512), episode_length=length)
+
+
+def _queue_curve(add: Any, iterations: int) -> None:
     for size in QUEUE_CURVE:
         add("queue size", "measure", {"reward": {"deir": {"queue_size": size}}}, iterations, queue_size=size)
+
+
+CURVES: dict[str, Callable[[Any, int], None]] = {
+    "variants": _variants,
+    "environments": _environments_curve,
+    "length": _length_curve,
+    "queue": _queue_curve,
+}
 
 
 def _name(figures: dict[str, Any]) -> str:
@@ -291,12 +335,13 @@ def _line(figures: dict[str, Any]) -> str:
 
 def _print_table(results: list[dict[str, Any]], threads: int) -> None:
     table = Table(title=f"{threads} threads", title_justify="left")
-    for column in ("what", "frames/s", "MFLOP/frame", "peak GFLOP/s", "efficiency", "MB"):
+    for column in ("what", "frames/s", "MFLOP/frame", "peak GFLOP/s", "efficiency", "MB", "of the model's process"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for r in results:
         mflop = f"{r['mflop_per_frame']:.1f}" if "mflop_per_frame" in r else ""
         efficiency = f"{r['efficiency']:.2f}" if "efficiency" in r else ""
-        numbers = [f"{r['fps']:,.0f}", mflop, f"{r['peak_gflops']:.0f}", efficiency, f"{r['memory_mb']:.0f}"]
+        memory = [f"{r[name]:.0f}" for name in ("memory_mb", "largest_child_mb")]
+        numbers = [f"{r['fps']:,.0f}", mflop, f"{r['peak_gflops']:.0f}", efficiency, *memory]
         table.add_row(_name(r), *numbers)
     Console().print(table)
     print(
