@@ -12,6 +12,7 @@ from deir.config import NetworkConfig
 from deir.frozen import FrozenPolicy, ObservationCache
 from deir.networks import (
     GridEncoder,
+    MapNorm,
     PartsEncoder,
     RunningNorm,
     VectorEncoder,
@@ -129,6 +130,24 @@ def test_running_norm_is_by_the_moments_of_all_it_was_trained_on():
     norm.eval()
     torch.testing.assert_close(norm(batches[-1]), out)
     assert float(norm(torch.full((1, 3), 1e9)).max()) == 10
+
+
+def test_map_norm_is_layer_normalisation_in_either_order_of_memory():
+    torch.manual_seed(0)
+    ours, theirs = MapNorm((4, 5, 3)).double(), nn.LayerNorm((4, 5, 3)).double()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        p.data.normal_()
+        q.data.copy_(p.data)
+    for order in (torch.contiguous_format, torch.channels_last):
+        maps = torch.randn(6, 4, 5, 3, dtype=torch.float64).contiguous(memory_format=order).requires_grad_()
+        out, expected = ours(maps), theirs(maps)
+        torch.testing.assert_close(out, expected)
+        assert out.is_contiguous(memory_format=order)
+        slope = torch.randn_like(expected)
+        found = torch.autograd.grad((out * slope).sum(), [maps, *ours.parameters()])
+        wanted = torch.autograd.grad((expected * slope).sum(), [maps, *theirs.parameters()])
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 def test_layer_normalisation_keeps_the_size_of_vectors():
