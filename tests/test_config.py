@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deir.config import Config, check, load_yaml, merge, parse_count, save_yaml, to_dict
+from deir.config import Config, load_yaml, merge, parse_count, save_yaml, to_dict
 from deir.errors import UserError
 from deir.presets import SUITES, resolve, suite_of
+from deir.ranges import check
 from deir.run import configure
 
 

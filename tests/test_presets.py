@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from deir.config import Config, check, merge, to_dict
+from deir.config import Config, merge, to_dict
 from deir.presets import CANDIDATES, OURS, SEEDS, SUITES, TABLE, nested, resolve, source, suite_of
+from deir.ranges import check
 from deir.rewards import METHODS
 from deir.run import configure
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deir import checkpoint
-from deir.config import Config, RewardConfig, check, merge, to_dict
+from deir.config import Config, RewardConfig, merge, to_dict
 from deir.errors import UserError, invalid, unknown
 from deir.inputs import (
     Episodes,
@@ -29,6 +29,7 @@ from deir.inputs import (
 )
 from deir.networks import Encoder
 from deir.presets import resolve
+from deir.ranges import check
 from deir.rewards import check_method
 from deir.rewards.base import between_rollouts
 from deir.rewards.parts import TrajectoryModel

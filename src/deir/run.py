@@ -22,12 +22,13 @@ import numpy as np
 import torch
 
 from deir import checkpoint
-from deir.config import Config, check, load_yaml, merge, save_yaml
+from deir.config import Config, load_yaml, merge, save_yaml
 from deir.envs import check_env
 from deir.errors import TrainingDiverged, UserError, invalid
 from deir.files import LOCK, only_writer, write_whole
 from deir.metrics import WINDOW
 from deir.presets import resolve
+from deir.ranges import check
 from deir.rewards import check_method
 from deir.trainer import Trainer
 

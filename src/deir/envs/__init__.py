@@ -68,7 +68,7 @@ def env_names() -> list[str]:
 
 def _engine_task(name: str) -> TaskSpec | None:
     """The MiniGrid task of this name if the batched engine covers it."""
-    from deir.envs import catalogue
+    import deir.envs.catalogue as catalogue
 
     task = catalogue.resolve(name)
     return task if task is not None and catalogue.covered(task.build()) else None

@@ -18,8 +18,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
+import deir.envs.catalogue as catalogue
 from deir.config import EnvConfig
-from deir.envs import catalogue
 from deir.envs.base import EnvStep
 from deir.envs.missions import MISSIONS
 from deir.envs.observations import add_noise, invisible_obstacles

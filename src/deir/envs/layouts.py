@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from deir.envs import cells
+import deir.envs.cells as cells
 from deir.envs.catalogue import TaskSpec, ending_of, target_of
 from deir.envs.draws import Draws, UnknownDraw
 from deir.envs.stock import SLOW, DiskStock

@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+import deir.envs.cells as cells
 from deir.config import EnvConfig
-from deir.envs import cells
 from deir.envs.base import EnvStep
 from deir.envs.catalogue import TaskSpec
 from deir.envs.cells import EMPTY, TARGET
