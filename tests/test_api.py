@@ -79,6 +79,8 @@ def test_the_reward_of_a_run_goes_on_in_another_loop(trained):
     views = np.random.default_rng(0).integers(0, 3, (4, 4, 7, 7, 3)).astype(np.uint8)
     assert reward.compute(views, no.astype(int), no, no).shape == (3, 4)
     assert reward.update()["model_loss"] > 0
+    fewer = deir.load_reward(trained.path, n_envs=2)
+    assert fewer.compute(views[:, :2], no[:, :2].astype(int), no[:, :2], no[:, :2]).shape == (3, 2)
 
 
 def test_evaluation_plays_the_asked_number_of_episodes_reproducibly(trained):

@@ -1,4 +1,4 @@
-"""What the examples and docs/extending.md show really runs."""
+"""What the examples, docs/extending.md and docs/integrations.md show really runs."""
 
 import os
 import re
@@ -63,6 +63,13 @@ def test_example_runs_and_is_short(path, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert SAID[path.stem] in done.stdout
+
+
+def test_the_guides_first_loop_runs_as_it_stands(capsys):
+    block = re.search(r"^```python\n(.*?)^```$", (ROOT / "docs" / "integrations.md").read_text(), re.M | re.S)
+    exec(block[1], {})
+    said = capsys.readouterr().out
+    assert said.count("(128, 8)") == 5 and "discriminator_accuracy" in said
 
 
 @pytest.mark.parametrize("name", REWARDS)

@@ -194,7 +194,8 @@ def test_both_ways_to_reset_earn_the_same(calls):
 def test_without_its_last_observation_the_end_of_an_episode_earns_nothing():
     rollout = next(random_episodes(T, N, 0.2, seed=3))
     reward, ended = made(), rollout.dones.numpy()
-    found = reward.compute(**arrays(rollout, finals=None))
+    with pytest.warns(UserWarning, match="final_observations was not given"):
+        found = reward.compute(**arrays(rollout, finals=None))
     assert ended.any() and not found[ended].any() and found[~ended].all()
     assert reward.stage.rollout.valid.numpy().sum() == (~ended).sum()
     both = made().compute(**arrays(rollout, "dense")), made().compute(**arrays(rollout, "mapping"))
@@ -240,8 +241,10 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
         made("rnd").load(tmp_path / "a.safetensors")
     with pytest.raises(UserError, match="n_envs: got 4, expected 3"):
         made(n_envs=4).load(tmp_path / "a.safetensors")
-    with pytest.raises(UserError, match="other networks or spaces"):
+    with pytest.raises(UserError, match=r"other options than this one: network\.features \d+ \(here 8\)"):
         made(network={"features": 8}).load(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"state: got \[\], expected what Reward.state_dict\(\) gave"):
+        made().load_state_dict({})
     with pytest.raises(UserError, match=r"missing\.safetensors"):
         made().load(tmp_path / "missing.safetensors")
     (tmp_path / "b.safetensors").write_bytes(b"nothing")
@@ -316,8 +319,11 @@ def test_wrong_input_is_told_by_argument():
     assert "truncated: got torch.int64 with values other than 0 and 1" in complaint(
         lambda g: {"truncated": g["actions"]}
     )
-    assert "observations: got 2 values that are not finite" in complaint(
-        lambda g: {"observations": np.where(np.arange(195).reshape(13, 3, 5) < 2, np.nan, g["observations"])}
+    assert (
+        "observations: got 2 values that are not finite (NaN or infinite), the first at index (0, 0, 0)"
+        in complaint(
+            lambda g: {"observations": np.where(np.arange(195).reshape(13, 3, 5) < 2, np.nan, g["observations"])}
+        )
     )
     assert "actions: got values from 0 to 7, expected those of Discrete(7)" in complaint(
         lambda g: {"actions": np.arange(36).reshape(12, 3) % 8}
@@ -328,6 +334,9 @@ def test_wrong_input_is_told_by_argument():
     assert "observations: got str of <U1" in complaint(lambda g: {"observations": "x"})
     assert "final_observations: got shape (12, 3, 4)" in complaint(
         lambda g: {"final_observations": np.zeros((12, 3, 4))}
+    )
+    assert "final_observations: key: got (12, 0), expected (t, n) with t below 12 and n below 3" in complaint(
+        lambda g: {"final_observations": {(12, 0): np.zeros(5)}}
     )
     assert "final_observations: with next-step resets" in complaint(
         lambda g: {"final_observations": {}}, autoreset_mode="next-step"
@@ -345,7 +354,8 @@ def test_wrong_input_is_told_by_argument():
     [
         ({"method": "dier"}, "method: unknown name 'dier'. Did you mean 'deir'?"),
         ({"bta": 0.1}, "option: unknown name 'bta'. Did you mean 'beta'?"),
-        ({"extrinsic_coef": 2.0}, "option: unknown name 'extrinsic_coef'"),
+        ({"extrinsic_coef": 2.0}, "option: 'extrinsic_coef' is an option of `deir train` only"),
+        ({"device": "cuda:77"}, "device: got 'cuda:77', expected a device PyTorch can use here"),
         ({"deir": {"queue": 3}}, "configuration key 'reward.deir.queue'"),
         ({"beta": "large"}, "reward.beta: got 'large', expected a number"),
         ({"epochs": 0}, "reward.epochs: got 0, expected a number above 0"),

@@ -246,9 +246,14 @@ def test_mistakes_are_told(tmp_path):
     model.save(tmp_path / "plain")
     with pytest.raises(UserError, match="a model saved after add_reward"):
         load(PPO, tmp_path / "plain", env=model.env)
+    with pytest.raises(UserError, match="'autoreset_mode' is not for Stable-Baselines3"):
+        add_reward(model, "deir", autoreset_mode="next-step")
     add_reward(model, "deir", **SMALL)
     with pytest.raises(UserError, match="already"):
         add_reward(model, "rnd")
+    model.save(tmp_path / "rewarded")
+    with pytest.raises(UserError, match=f"env: got '1 environments', expected {N}, which the reward was saved with"):
+        load(PPO, tmp_path / "rewarded", env=Line())
     assert ENTRY.endswith(".safetensors")
 
 

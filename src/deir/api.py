@@ -110,10 +110,10 @@ class Agent:
 
 def load(path: str | Path) -> Agent:
     """The agent of a run directory, at its last whole checkpoint."""
-    return _load(path, AutoresetMode.SAME_STEP)
+    return _load(path, AutoresetMode.SAME_STEP, None)
 
 
-def _load(path: str | Path, mode: AutoresetMode | str) -> Agent:
+def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None) -> Agent:
     directory = run.RunDirectory.existing(Path(path), "run")
     config = run.load_config(directory.path)
     state, _, _ = checkpoint.load_latest(directory.checkpoints)
@@ -126,13 +126,21 @@ def _load(path: str | Path, mode: AutoresetMode | str) -> Agent:
     policy.load_state_dict(state["policy"])
 
     def reward() -> Reward:
-        made = Reward(replace(config, device="cpu"), *spaces, mode, channels_first=False, encoder=policy.encoder)
+        env = replace(config.env, n_envs=n_envs or config.env.n_envs)
+        made = Reward(
+            replace(config, device="cpu", env=env), *spaces, mode, channels_first=False, encoder=policy.encoder
+        )
         made.load_learned(state["stage"], state["reward_moments"])
         return made
 
     return Agent(policy, config, reward)
 
 
-def load_reward(path: str | Path, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> Reward:
-    """The reward of a run directory, trained as far as its last whole checkpoint, to go on with in another loop."""
-    return _load(path, autoreset_mode).reward
+def load_reward(
+    path: str | Path, n_envs: int | None = None, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP
+) -> Reward:
+    """The reward of a run directory, trained as far as its last whole checkpoint, to go on with in another loop.
+
+    `n_envs`: of that loop; as many as the run had when not given.
+    """
+    return _load(path, autoreset_mode, n_envs).reward

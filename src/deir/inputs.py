@@ -176,8 +176,9 @@ def check_shape(field: str, tensor: Tensor, expected: tuple[int | str, ...], why
 
 def as_finite(field: str, tensor: Tensor) -> Tensor:
     if tensor.is_floating_point() and not tensor.isfinite().all():
-        bad = int((~tensor.isfinite()).sum())
-        raise UserError(f"{field}: got {bad} values that are not finite (NaN or infinite), expected finite numbers")
+        bad = (~tensor.isfinite()).nonzero()
+        where = f"the first at index {tuple(bad[0].tolist())}"
+        raise UserError(f"{field}: got {len(bad)} values that are not finite (NaN or infinite), {where}")
     return tensor
 
 
@@ -226,6 +227,10 @@ def read_finals(value: Any, dones: Tensor, form: ObservationFormat | PartsFormat
         rows = form.read(field, value, tuple(dones.shape))
         return ended, rows.flatten(0, 1)[ended]
     if value is None or isinstance(value, Mapping):
+        steps, envs = dones.shape
+        for key in value or {}:
+            if not (isinstance(key, tuple) and len(key) == 2 and 0 <= key[0] < steps and 0 <= key[1] < envs):
+                raise invalid(f"{field}: key", key, f"(t, n) with t below {steps} and n below {envs}")
         given = {t * dones.shape[1] + n: observation for (t, n), observation in (value or {}).items()}
         known = [index for index in ended.tolist() if index in given]
         listed = [form.read(field, given[index], ()) for index in known]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deir import checkpoint
-from deir.config import Config, RewardConfig, merge, to_dict
+from deir.config import Config, RewardConfig, flatten, merge, to_dict
 from deir.errors import UserError, invalid, unknown
 from deir.inputs import (
     Episodes,
@@ -29,7 +30,7 @@ from deir.inputs import (
 )
 from deir.networks import Encoder
 from deir.presets import resolve
-from deir.ranges import check
+from deir.ranges import check, check_device
 from deir.rewards import check_method
 from deir.rewards.base import between_rollouts
 from deir.rewards.parts import TrajectoryModel
@@ -38,7 +39,14 @@ from deir.types import Metrics
 
 Array = NDArray[Any] | Tensor
 OPTIMISER = ("learning_rate", "adam_eps", "adam_beta1", "adam_beta2", "max_grad_norm")
-ELSEWHERE = ("extrinsic_coef", "process")  # a loop adds its own reward; the model stays in its process
+ELSEWHERE = {  # what RewardConfig has for `deir train` alone
+    "extrinsic_coef": "your loop adds its own reward, weighed as it likes",
+    "process": "here the model stays in your process",
+}
+ENDS_UNKNOWN = (
+    "episodes ended, but final_observations was not given: their last steps earn nothing. Environments that reset one "
+    "step later (Gymnasium's default) need make_reward(..., autoreset_mode='next-step') instead"
+)
 WHOLE_QUEUE = 2**31  # megabytes: what is saved is complete
 
 
@@ -73,6 +81,8 @@ def make_reward(
     overrides: dict[str, Any] = {"reward": {"embeddings": "own"}, "ppo": {}, "network": options.pop("network", {})}
     choices = [field.name for field in fields(RewardConfig) if field.name not in ELSEWHERE]
     for name, value in options.items():
+        if name in ELSEWHERE:
+            raise UserError(f"option: {name!r} is an option of `deir train` only; {ELSEWHERE[name]}")
         if name not in (*choices, *OPTIMISER):
             raise unknown("option", name, [*choices, *OPTIMISER, "network"])
         overrides["ppo" if name in OPTIMISER else "reward"][name] = value
@@ -104,6 +114,7 @@ class Reward:
     ) -> None:
         """With the configuration of a `deir train` run it begins where that run began, to the last bit."""
         check(config)
+        check_device(config.device)
         self.config = replace(config, checkpoint=replace(config.checkpoint, max_queue_mb=WHOLE_QUEUE))
         form = observation_format(observation_space, channels_first)
         device = torch.device(config.device)
@@ -147,6 +158,8 @@ class Reward:
         rollout, self.episodes = self.reader.read(
             self.episodes, observations, actions, terminated, truncated, final_observations, states
         )
+        if final_observations is None and self.reader.mode is AutoresetMode.SAME_STEP and not rollout.valid.all():
+            warnings.warn(ENDS_UNKNOWN, stacklevel=2)
         raw = self.stage.compute(rollout, self.scale.average)  # [T, N]
         rewards, genuine = self.scale(raw, rollout.valid), raw[rollout.valid]
         self.figures = {
@@ -197,6 +210,8 @@ class Reward:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on exactly where the other reward stood; call `reset` if the environments begin anew."""
+        if "config" not in state or "stage" not in state:
+            raise invalid("state", sorted(map(str, state)), "what Reward.state_dict() gave")
         saved = merge(Config(), state["config"])
         for name, theirs, ours in (
             ("method", saved.method, self.method),
@@ -206,8 +221,8 @@ class Reward:
                 raise invalid(name, ours, f"{theirs!r}, which the saved reward was made with")
         try:
             self.stage.load_state_dict(state["stage"])
-        except RuntimeError as error:
-            raise UserError(f"state: the saved reward has other networks or spaces than this one: {error}") from None
+        except RuntimeError:
+            raise UserError(f"state: the saved reward has {_difference(saved, self.config)}") from None
         self.stage.rollout = None
         self.scale.moments.load_state_dict(state["moments"])
         self.episodes = Episodes(state["starts"].clone(), state["pending"].clone())
@@ -223,6 +238,14 @@ class Reward:
 
     def load(self, path: str | Path) -> None:
         self.load_state_dict(read_saved(path))
+
+
+def _difference(saved: Config, ours: Config) -> str:
+    """Why parameters of the one do not fit the other, by the options that decide shapes."""
+    theirs, here = (flatten({"network": to_dict(c.network), "reward": to_dict(c.reward)}) for c in (saved, ours))
+    names = [name for name in theirs if theirs[name] != here[name]]
+    listed = ", ".join(f"{name} {theirs[name]!r} (here {here[name]!r})" for name in names)
+    return f"other options than this one: {listed}" if listed else "other spaces than this one"
 
 
 def read_saved(path: str | Path) -> dict[str, Any]:

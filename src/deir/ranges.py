@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 from deir.config import Config, flatten, to_dict
 from deir.errors import invalid
 
@@ -95,3 +97,10 @@ def check(config: Config) -> None:
         for field in bounds.fields:
             if values[field] is not None and not bounds.holds(values[field]):
                 raise invalid(field, values[field], bounds.expected)
+
+
+def check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=torch.device(name))
+    except (RuntimeError, AssertionError):
+        raise invalid("device", name, "a device PyTorch can use here, such as cpu") from None

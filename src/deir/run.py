@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from deir import checkpoint
 from deir.config import Config, load_yaml, merge, save_yaml
@@ -28,7 +27,7 @@ from deir.errors import TrainingDiverged, UserError, invalid
 from deir.files import LOCK, only_writer, write_whole
 from deir.metrics import WINDOW
 from deir.presets import resolve
-from deir.ranges import check
+from deir.ranges import check, check_device
 from deir.rewards import check_method
 from deir.trainer import Trainer
 
@@ -78,11 +77,7 @@ def validate(config: Config) -> None:
     check(config)
     check_method(config.method)
     check_env(config.env)
-    try:
-        device = torch.device(config.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise invalid("device", config.device, "a device PyTorch can use here, such as cpu") from None
+    check_device(config.device)
 
 
 def default_directory(config: Config) -> Path:

@@ -46,6 +46,8 @@ def add_reward(model: OnPolicyAlgorithm, method: str = "deir", **options: Any) -
     """
     _check(model)
     assert model.env is not None
+    if "autoreset_mode" in options:
+        raise UserError("option: 'autoreset_mode' is not for Stable-Baselines3, which resets within the step always")
     defaults = {"seed": model.seed or 0, "device": str(model.device), "channels_first": _channels_first(model.env)}
     reward = make_reward(
         method, observed_space(model), model.action_space, model.env.num_envs, **{**defaults, **options}
@@ -62,6 +64,10 @@ def load(cls: type[Model], path: str | Path | io.BufferedIOBase, env: Any = None
     if model.env is None:
         return model  # for prediction only
     config = merge(merge(Config(), state["config"]), {"device": str(model.device)})
+    if model.env.num_envs != config.env.n_envs:
+        raise invalid(
+            "env", f"{model.env.num_envs} environments", f"{config.env.n_envs}, which the reward was saved with"
+        )
     reward = Reward(config, observed_space(model), model.action_space, channels_first=_channels_first(model.env))
     reward.load_state_dict(state)
     reward.reset()
