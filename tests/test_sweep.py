@@ -17,6 +17,7 @@ from deir import run
 from deir.cli import main
 from deir.errors import UserError
 from deir.experiments.board import SweepBoard
+from deir.experiments.curves import read_all
 from deir.experiments.engines import LocalEngine
 from deir.experiments.grid import make_grid
 from deir.experiments.jobs import Job, last_row, read_rows
@@ -197,6 +198,7 @@ def test_a_sweep_makes_ordinary_runs_skips_finished_ones_and_lengthens_them(tmp_
     assert sweep(str(file), "--out", str(out)) == 0
     assert "started" not in capsys.readouterr().out
     assert (first / "summary.json").stat().st_mtime_ns == before
+    assert (out / "sweep.yaml").read_text() == file.read_text()
 
     written(file, steps=1024, seeds=[0])
     assert sweep(str(file), "--out", str(out), "--dry-run") == 0
@@ -210,6 +212,18 @@ def test_a_sweep_makes_ordinary_runs_skips_finished_ones_and_lengthens_them(tmp_
         told = capsys.readouterr().err
         assert field in told and str(first) in told
     assert iterations(first) == [1, 2, 3, 4]
+
+
+def test_a_report_names_the_runs_of_a_sweep_by_its_labels(tmp_path):
+    file, out = tmp_path / "file.yaml", tmp_path / "out"
+    labelled = {
+        "envs": [{"small room": {"id": "Empty-5x5", "noise": 0.1}}],
+        "methods": [{"steady": {"method": "none"}}],
+    }
+    written(file, **labelled, seeds=[0], steps=256)
+    assert sweep(str(file), "--out", str(out), "--jobs", "1") == 0
+    curves, _ = read_all([out])
+    assert [(curve.env, curve.method, curve.seed) for curve in curves] == [("small room", "steady", 0)]
 
 
 def test_the_estimate_uses_finished_runs_of_the_same_cell(tmp_path):

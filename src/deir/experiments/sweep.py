@@ -13,11 +13,12 @@ from rich.table import Table
 from deir.config import Config
 from deir.errors import invalid
 from deir.experiments.board import SweepBoard, duration
+from deir.experiments.curves import SWEEP
 from deir.experiments.engines import EngineName, LocalEngine, make_engine
 from deir.experiments.grid import Grid, read_grid
 from deir.experiments.jobs import Job, check_all
 from deir.experiments.pool import RETRIES, Run, run_all
-from deir.files import only_writer
+from deir.files import only_writer, write_whole
 
 GUESSES = {"MiniGrid": 2_000, "MiniGrid with noise": 300, "other tasks": 100}
 """Frames/s of a run with one thread, to plan with before anything was measured."""
@@ -60,6 +61,7 @@ def sweep(args: Sweep) -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with only_writer(out), SweepBoard(out) as board:
+            write_whole(out / SWEEP, args.file.read_text())  # by which a report knows whose labels the directories are
             runs = run_all(jobs, engine, args.retries, board)
             print(board.total(runs))
     finally:
