@@ -22,7 +22,7 @@ from deir.experiments.engines import LocalEngine
 from deir.experiments.grid import make_grid
 from deir.experiments.jobs import Job, last_row, read_rows
 from deir.experiments.pool import Board, Run, run_all
-from deir.experiments.sweep import estimate
+from deir.experiments.sweep import Sweep, command_of, estimate
 from deir.files import held, only_writer
 
 OVERRIDES = {
@@ -224,6 +224,12 @@ def test_a_report_names_the_runs_of_a_sweep_by_its_labels(tmp_path):
     assert sweep(str(file), "--out", str(out), "--jobs", "1") == 0
     curves, _ = read_all([out])
     assert [(curve.env, curve.method, curve.seed) for curve in curves] == [("small room", "steady", 0)]
+
+
+def test_an_interrupted_sweep_names_the_whole_command():
+    assert command_of(Sweep(Path("a.yaml"))) == "deir sweep a.yaml"
+    given = Sweep(Path("a.yaml"), Path("b"), "ray", 2, "auto")
+    assert command_of(given) == "deir sweep a.yaml --out b --engine ray --jobs 2 --address auto"
 
 
 def test_the_estimate_uses_finished_runs_of_the_same_cell(tmp_path):

@@ -66,7 +66,15 @@ def sweep(args: Sweep) -> int:
             print(board.total(runs))
     finally:
         engine.close()
-    return conclude(runs, f"deir sweep {args.file}")
+    return conclude(runs, command_of(args))
+
+
+def command_of(args: Sweep) -> str:
+    """What to type to go on, with the options that were given."""
+    options = {"out": args.out, "engine": args.engine, "jobs": args.jobs, "address": args.address, "gpus": args.gpus}
+    defaults = {"engine": "local"}
+    given = [f"--{key} {value}" for key, value in options.items() if value is not None and value != defaults.get(key)]
+    return " ".join([f"deir sweep {args.file}", *given])
 
 
 def conclude(runs: Sequence[Run], command: str) -> int:
