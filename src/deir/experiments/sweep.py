@@ -20,7 +20,7 @@ from deir.experiments.jobs import Job, check_all
 from deir.experiments.pool import RETRIES, Run, run_all
 from deir.files import only_writer, write_whole
 
-GUESSES = {"MiniGrid": 2_000, "MiniGrid with noise": 300, "other tasks": 100}
+GUESSES = {"MiniGrid": 2_000, "MiniGrid with noise": 400, "vectors": 1_500, "other tasks": 50}
 """Frames/s of a run with one thread, to plan with before anything was measured."""
 
 
@@ -141,6 +141,8 @@ def estimate(to_do: dict[Job, int], jobs: Sequence[Job]) -> tuple[float, str]:
 def guess(config: Config) -> float:
     from deir.envs.catalogue import resolve
 
+    if config.preset in ("control", "continuous"):
+        return GUESSES["vectors"]
     if resolve(config.env.id) is None:
         return GUESSES["other tasks"]
     return GUESSES["MiniGrid with noise" if config.env.noise else "MiniGrid"]
