@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deir.threads import all_threads
-
 
 def gae(
     rewards: Tensor,  # [T, N]
@@ -46,7 +44,6 @@ def episode_first_positions(starts: Tensor, carried: Tensor) -> Tensor:
     return began.cummax(0).values
 
 
-@all_threads()
 def episodic_min_ratio(
     query_obs: Tensor,  # [T, N, F]
     query_traj: Tensor,  # [T, N, H]
@@ -75,7 +72,6 @@ def episodic_min_ratio(
     return rewards
 
 
-@all_threads()
 def episodic_nearest(
     queries: Tensor,  # [T, N, F]
     keys: Tensor,  # [S, N, F]

@@ -23,6 +23,7 @@ from deir.memory import EpisodicHistory, ObservationQueue
 from deir.networks import Encoder, head
 from deir.patches import concatenate, extend_table
 from deir.rewards.parts import TrajectoryModel
+from deir.threads import all_threads
 from deir.types import Batch, Carry, Rollout
 
 
@@ -58,11 +59,13 @@ class EpisodicNovelty(TrajectoryModel):
         keys = {name: history.extended(name, rows) for name, rows in new.items()}  # [L+T, N, F]
         if self.mutual_information:
             query_traj = self.next_trajectories(seen) if pairing == "a1" else seen.after
-            rewards = episodic_min_ratio(
-                seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps
-            )
+            with all_threads():
+                rewards = episodic_min_ratio(
+                    seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps
+                )
         else:
-            nearest = episodic_nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
+            with all_threads():
+                nearest = episodic_nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
             rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
         history = history.advanced(new, first[-1], rollout.starts[-1])
         return rewards * rollout.valid, {**self.carry_on(seen), **history.tensors()}
