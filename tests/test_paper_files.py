@@ -17,7 +17,17 @@ from deir.run import configure
 
 FILES = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
 COMMANDS = {"figure-7": "probe", "figure-a1": "distances"}  # the rest are sweeps
-OURS = {"mini-sweep", "methods", "noise-normalized", "doorkey", "pairing", "mountaincar", "mujoco", "procgen-small"}
+OURS = {
+    "mini-sweep",
+    "methods",
+    "noise-normalized",
+    "doorkey",
+    "pairing",
+    "mountaincar",
+    "mujoco",
+    "procgen-small",
+    "widths",
+}
 STUDIES = {"tune-beta"}
 SWEEPS = [path for path in FILES if path.stem not in STUDIES and path.stem.split("-", 1)[-1] not in COMMANDS]
 FIGURES = {"1", "3", "4", "5", "6", "7", "a1", "a2", "a3", "a4"}
