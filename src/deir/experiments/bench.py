@@ -335,7 +335,7 @@ def _line(figures: dict[str, Any]) -> str:
 
 def _print_table(results: list[dict[str, Any]], threads: int) -> None:
     table = Table(title=f"{threads} threads", title_justify="left")
-    for column in ("what", "frames/s", "MFLOP/frame", "peak GFLOP/s", "efficiency", "MB", "of the model's process"):
+    for column in ("what", "frames/s", "MFLOP/frame", "peak GFLOP/s", "efficiency", "MB", "model's MB"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for r in results:
         mflop = f"{r['mflop_per_frame']:.1f}" if "mflop_per_frame" in r else ""
@@ -343,7 +343,7 @@ def _print_table(results: list[dict[str, Any]], threads: int) -> None:
         memory = [f"{r[name]:.0f}" for name in ("memory_mb", "largest_child_mb")]
         numbers = [f"{r['fps']:,.0f}", mflop, f"{r['peak_gflops']:.0f}", efficiency, *memory]
         table.add_row(_name(r), *numbers)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(
         "seconds of each phase in one iteration; where the model has its own process, model_update is the wait for it"
     )
