@@ -59,7 +59,7 @@ def test_the_header_gives_the_command_and_the_time(path):
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
 def test_every_run_of_a_sweep_is_a_valid_configuration(path):
     runs = runs_of(path)
-    assert all(config.steps >= 40_000 for config, _ in runs.values())
+    assert all(config.steps >= 25_000 for config, _ in runs.values())
 
 
 @pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem.startswith("paper")], ids=lambda p: p.stem)
@@ -137,7 +137,7 @@ def test_the_committed_sweep_is_what_its_results_say():
     assert {env for env, _ in runs} == {*tasks, *(f"{task}-noisy" for task in tasks)}
     for (env, _), (config, seeds) in runs.items():
         assert seeds == [0, 1, 2]
-        assert config.steps == parse_count("50k" if env in ("FourRooms-noisy", "MultiRoom-N6-noisy") else "200k")
+        assert config.steps == parse_count({"FourRooms-noisy": "50k", "MultiRoom-N6-noisy": "25k"}.get(env, "200k"))
 
 
 @pytest.mark.parametrize("size", ["paper", "mini"])
