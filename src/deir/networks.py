@@ -30,7 +30,7 @@ def norm_image(kind: NormKind, shape: tuple[int, int, int]) -> nn.Module:
 class MapNorm(nn.LayerNorm):
     """Layer normalisation over whole feature maps [B, C, H, W] that leaves them in channels-last order if they are.
 
-    PyTorch's own would copy them into the other order, in which pooling is several times slower.
+    PyTorch's own would copy them into the other order, in which pooling is slower.
     """
 
     def forward(self, maps: Tensor) -> Tensor:

@@ -335,7 +335,7 @@ def _line(figures: dict[str, Any]) -> str:
 
 def _print_table(results: list[dict[str, Any]], threads: int) -> None:
     table = Table(title=f"{threads} threads", title_justify="left")
-    for column in ("what", "frames/s", "MFLOP/frame", "peak GFLOP/s", "efficiency", "MB", "model's MB"):
+    for column in ("what", "frames/s", "MFLOP/frame", "peak GFLOP/s", "efficiency", "MB", "largest child's MB"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for r in results:
         mflop = f"{r['mflop_per_frame']:.1f}" if "mflop_per_frame" in r else ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+from base64 import b64encode
 from importlib.resources import files
 from typing import Any
 
@@ -52,7 +54,7 @@ def render(study: Study, title: str) -> str:
         resamples=study.resamples,
         style=Markup((templates / "report.css").read_text()),
         script=Markup((templates / "report.js").read_text()),
-        plotly=Markup(get_plotlyjs()),
+        library=b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode(),  # 2 MB instead of 5
         data=htmlsafe_json_dumps(_data(study), dumps=json.dumps, allow_nan=False, separators=(",", ":")),
     )
 
