@@ -7,9 +7,6 @@ import torch
 from deir.functional import (
     EmaMoments,
     RunningMean,
-    episode_first_positions,
-    episodic_min_ratio,
-    episodic_nearest,
     explained_variance,
     gae,
     minibatches,
@@ -62,40 +59,6 @@ def test_gae_with_lambda_one_and_no_bootstrap_is_the_discounted_return_minus_the
     torch.testing.assert_close(gae(rewards, values, next_values, dones, 0.9, 1.0), expected)
 
 
-def test_episode_first_positions():
-    starts = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=torch.bool)
-    carried = torch.tensor([0, 3, 1])
-    expected = torch.tensor([[3, 0, 2], [3, 0, 4], [3, 5, 4], [6, 5, 4]])
-    assert torch.equal(episode_first_positions(starts, carried), expected)
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_episodic_min_ratio_equals_a_naive_loop(chunk):
-    generator = torch.Generator().manual_seed(1)
-    steps, carried, envs = 12, 5, 3
-    q_obs, q_traj = torch.randn(2, steps, envs, 4, generator=generator)
-    k_obs, k_traj = torch.randn(2, steps + carried, envs, 4, generator=generator)
-    first = torch.randint(0, steps + carried + 2, (steps, envs), generator=generator)
-    last = torch.arange(steps) + carried - 1
-    actual = episodic_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6, chunk)
-    for t in range(steps):
-        for n in range(envs):
-            ratios = [
-                (q_obs[t, n] - k_obs[i, n]).square().sum() / ((q_traj[t, n] - k_traj[i, n]).norm() + 1e-6)
-                for i in range(int(first[t, n]), int(last[t]) + 1)
-            ]
-            expected = min(ratios) if ratios else torch.tensor(0.0)
-            torch.testing.assert_close(actual[t, n], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_repeated_observation_earns_nothing_even_far_from_the_origin():
-    obs = 100 + torch.randn(1, 1, 64)
-    keys = torch.cat([obs, obs + 1])
-    traj = torch.randn(2, 1, 64)
-    reward = episodic_min_ratio(obs, traj[:1] + 0.1, keys, traj, torch.tensor([[0]]), torch.tensor([1]), 1e-6)
-    assert reward.item() < 1e-7  # single precision would give 1e-2
-
-
 def test_ema_moments_follow_their_recurrence():
     moments = EmaMoments(0.9)
     x = torch.tensor([1.0, 2.0, 3.0])
@@ -128,20 +91,6 @@ def test_explained_variance():
     assert explained_variance(target, target) == 1.0
     assert explained_variance(torch.zeros(3), target) == pytest.approx(0.0)
     assert explained_variance(target, torch.ones(3)) == 0.0
-
-
-def test_nearest_keys_of_the_episode_equal_a_naive_search():
-    generator = torch.Generator().manual_seed(0)
-    queries, keys = torch.rand(9, 2, 4, generator=generator), torch.rand(12, 2, 4, generator=generator)
-    first = torch.tensor([[0, 2]] * 4 + [[7, 2]] * 5)
-    last = torch.arange(9) + 3
-    found = episodic_nearest(queries, keys, first, last, 3, chunk=4)
-    for t in range(9):
-        for n in range(2):
-            rows = keys[int(first[t, n]) : int(last[t]) + 1, n]
-            expected = (rows - queries[t, n]).square().sum(1).sort().values[:3]
-            expected = torch.cat([expected, torch.full((3 - len(expected),), torch.inf)])
-            torch.testing.assert_close(found[t, n].float(), expected)
 
 
 def test_total_moments_are_those_of_everything_seen():

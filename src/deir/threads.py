@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
 
 import torch
 
+Item = TypeVar("Item")
 _while_awaited: int | None = None
 
 
@@ -31,12 +34,26 @@ def lend_threads(threads: int) -> None:
     _while_awaited = threads
 
 
-@contextmanager
-def all_threads() -> Iterator[None]:
-    """For work that another process waits for, and that gives the same bits with any number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(_while_awaited or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def in_parallel(job: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
+    """Runs jobs that do not depend on each other, on the CPU as many at once as there are threads.
+
+    For work that others wait for: it takes the threads that are lent, too. Every job computes with one thread, so its
+    bits do not depend on their number. Python threads serve here because each job is a few large operations.
+    """
+    threads = min(_while_awaited or torch.get_num_threads(), len(items))
+    if threads <= 1 or device.type != "cpu":
+        for item in items:
+            job(item)
+        return
+    graph = torch.is_grad_enabled()
+
+    def guarded(item: Item) -> None:
+        with torch.set_grad_enabled(graph):
+            job(item)
+
+    list(_pool(threads).map(guarded, items))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "deir", initializer=torch.set_num_threads, initargs=(1,))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deir.functional import episode_first_positions, first_occurrences
+from deir.episodic import episode_first_positions, first_occurrences
 from deir.memory import EpisodicHistory
 from deir.types import Rollout
 

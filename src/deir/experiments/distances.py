@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deir.config import Config
+from deir.episodic import episode_first_positions
 from deir.errors import invalid
 from deir.experiments.overhear import overhear
-from deir.functional import episode_first_positions
 from deir.memory import EpisodicHistory
 from deir.options import parse
 from deir.rewards.deir import EpisodicNovelty

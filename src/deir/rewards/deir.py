@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deir.config import Config
-from deir.functional import episode_first_positions, episodic_min_ratio, episodic_nearest
+from deir.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
 from deir.memory import EpisodicHistory, ObservationQueue
 from deir.networks import Encoder, head
 from deir.patches import concatenate, extend_table
 from deir.rewards.parts import TrajectoryModel
-from deir.threads import all_threads
 from deir.types import Batch, Carry, Rollout
 
 
@@ -59,13 +58,12 @@ class EpisodicNovelty(TrajectoryModel):
         keys = {name: history.extended(name, rows) for name, rows in new.items()}  # [L+T, N, F]
         if self.mutual_information:
             query_traj = self.next_trajectories(seen) if pairing == "a1" else seen.after
-            with all_threads():
-                rewards = episodic_min_ratio(
-                    seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps
-                )
+            repeated = repeats_in_episode(rollout.ids[:-1], rollout.next_ids, first, last, history.depth)
+            rewards = episodic_min_ratio(
+                seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps, repeated
+            )
         else:
-            with all_threads():
-                nearest = episodic_nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
+            nearest = episodic_nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
             rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
         history = history.advanced(new, first[-1], rollout.starts[-1])
         return rewards * rollout.valid, {**self.carry_on(seen), **history.tensors()}

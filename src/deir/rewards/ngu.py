@@ -19,11 +19,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from deir.config import Config
-from deir.functional import RunningMean, episode_first_positions, episodic_nearest
+from deir.episodic import episode_first_positions, episodic_nearest
+from deir.functional import RunningMean
 from deir.memory import EpisodicHistory
 from deir.networks import Encoder
 from deir.rewards.parts import InverseModel, RandomDistillation, TrajectoryModel
-from deir.threads import all_threads
 from deir.types import Batch, Carry, Rollout
 
 
@@ -53,8 +53,7 @@ class Ngu(TrajectoryModel):
         first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
         last = torch.arange(len(first), device=first.device) + history.depth  # o_t is in the memory
         keys = history.extended("obs", seen.obs)  # [L+T, N, F]
-        with all_threads():
-            distances = episodic_nearest(seen.next_obs, keys, first, last, self.options.neighbours)  # [T, N, k]
+        distances = episodic_nearest(seen.next_obs, keys, first, last, self.options.neighbours)  # [T, N, k]
         rewards = self.inverse_similarity(distances, self.mean_distances(distances, rollout.valid))
         rewards = rewards.to(seen.obs.dtype) * rollout.valid
         carry = {

@@ -1,0 +1,114 @@
+"""Distances within an episode, against naive loops."""
+
+import pytest
+import torch
+
+import deir.threads
+from deir.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
+
+
+def test_episode_first_positions():
+    starts = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=torch.bool)
+    carried = torch.tensor([0, 3, 1])
+    expected = torch.tensor([[3, 0, 2], [3, 0, 4], [3, 5, 4], [6, 5, 4]])
+    assert torch.equal(episode_first_positions(starts, carried), expected)
+
+
+def naive_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, eps):
+    rewards = torch.zeros(q_obs.shape[:2], dtype=q_obs.dtype)
+    for t in range(len(q_obs)):
+        for n in range(q_obs.shape[1]):
+            ratios = [
+                (q_obs[t, n] - k_obs[i, n]).square().sum() / ((q_traj[t, n] - k_traj[i, n]).norm() + eps)
+                for i in range(int(first[t, n]), int(last[t]) + 1)
+            ]
+            rewards[t, n] = min(ratios) if ratios else 0.0
+    return rewards
+
+
+@pytest.mark.parametrize("tile", [1, 5, 1024])
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_episodic_min_ratio_equals_a_naive_loop(chunk, tile):
+    generator = torch.Generator().manual_seed(1)
+    steps, carried, envs = 12, 5, 3
+    q_obs, q_traj = torch.randn(2, steps, envs, 4, generator=generator)
+    k_obs, k_traj = torch.randn(2, steps + carried, envs, 4, generator=generator)
+    first = torch.randint(0, steps + carried + 2, (steps, envs), generator=generator)
+    last = torch.arange(steps) + carried - 1
+    actual = episodic_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6, chunk=chunk, tile=tile)
+    expected = naive_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def few_observations(steps, carried, envs, generator):
+    """Names, embeddings by name, and episodes of a rollout whose observations often come again."""
+    names = torch.randint(0, 9, (steps + 1, envs), generator=generator)
+    embeddings = torch.randn(9, 4, generator=generator)
+    starts = torch.rand(steps, envs, generator=generator) < 0.1
+    first = episode_first_positions(starts, torch.full((envs,), carried))
+    return names, embeddings, first
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_leaving_out_repeated_observations_changes_nothing(behind):
+    generator = torch.Generator().manual_seed(2)
+    steps, carried, envs = 40, 7, 3
+    names, embeddings, first = few_observations(steps, carried, envs, generator)
+    q_obs, keys = embeddings[names[1:]], embeddings[names[:-1]]
+    k_obs = torch.cat([torch.randn(carried, envs, 4, generator=generator), keys])
+    q_traj = torch.randn(steps, envs, 4, generator=generator)
+    k_traj = torch.randn(steps + carried, envs, 4, generator=generator)
+    last = torch.arange(steps) + carried - behind
+    repeated = repeats_in_episode(names[:-1], names[1:], first, last, carried)
+    assert 0.3 < repeated.float().mean() < 1
+    actual = episodic_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6, repeated)
+    expected = naive_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    assert (actual[repeated] == 0).all() and (actual[~repeated & (first <= last[:, None])] > 0).all()
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_repeats_in_episode_equal_a_naive_search(behind):
+    generator = torch.Generator().manual_seed(3)
+    names, _, first = few_observations(30, 4, 2, generator)
+    last = torch.arange(30) + 4 - behind
+    found = repeats_in_episode(names[:-1], names[1:], first, last, 4)
+    for t in range(30):
+        for n in range(2):
+            earlier = names[max(0, int(first[t, n]) - 4) : t + 1 - behind, n]
+            assert found[t, n] == (earlier == names[t + 1, n]).any()
+
+
+def test_a_repeated_observation_earns_nothing_even_far_from_the_origin():
+    obs = 100 + torch.randn(1, 1, 64)
+    keys = torch.cat([obs, obs + 1])
+    traj = torch.randn(2, 1, 64)
+    reward = episodic_min_ratio(obs, traj[:1] + 0.1, keys, traj, torch.tensor([[0]]), torch.tensor([1]), 1e-6)
+    assert reward.item() < 1e-7  # single precision would give 1e-2
+
+
+@pytest.mark.parametrize("tile", [2, 1024])
+def test_nearest_keys_of_the_episode_equal_a_naive_search(tile):
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = torch.rand(9, 2, 4, generator=generator), torch.rand(12, 2, 4, generator=generator)
+    first = torch.tensor([[0, 2]] * 4 + [[7, 2]] * 5)
+    last = torch.arange(9) + 3
+    found = episodic_nearest(queries, keys, first, last, 3, chunk=4, tile=tile)
+    for t in range(9):
+        for n in range(2):
+            rows = keys[int(first[t, n]) : int(last[t]) + 1, n]
+            expected = (rows - queries[t, n]).square().sum(1).sort().values[:3]
+            expected = torch.cat([expected, torch.full((3 - len(expected),), torch.inf)])
+            torch.testing.assert_close(found[t, n].float(), expected)
+
+
+def test_the_number_of_threads_does_not_change_a_bit(monkeypatch):
+    generator = torch.Generator().manual_seed(4)
+    obs, traj = torch.randn(2, 300, 5, 64, generator=generator)
+    first, last = torch.zeros(300, 5, dtype=torch.int64), torch.arange(300) - 1
+    found = []
+    for threads in (1, 2, 4):
+        monkeypatch.setattr(deir.threads, "_while_awaited", threads)
+        found.append(episodic_min_ratio(obs + 0.1, traj + 0.1, obs, traj, first, last, 1e-6))
+        found.append(episodic_nearest(obs + 0.1, obs, first, last, 3))
+    assert all(torch.equal(found[i], found[i % 2]) for i in range(len(found)))
