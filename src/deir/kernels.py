@@ -6,12 +6,15 @@ passes over memory a third as often. Tests hold every one against autograd in do
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
+
+from deir.threads import in_parallel
 
 # mypy: disable-error-code="override"
 
@@ -115,3 +118,43 @@ def gru_update(from_input: Tensor, from_memory: Tensor, hidden: Tensor) -> Tenso
     if not torch.is_grad_enabled():
         return _gru_parts(from_input, from_memory, hidden)[2]
     return _GruUpdate.apply(from_input, from_memory, hidden)
+
+
+class _InPieces(Function):
+    @staticmethod
+    def forward(ctx: Any, network: Callable[[Tensor], Tensor], size: int, x: Tensor, *parameters: Tensor) -> Tensor:
+        def embed(piece: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return network(piece)
+
+        ctx.outputs = in_parallel(embed, x.split(size), x.device)
+        ctx.parameters = parameters
+        return torch.cat([output.detach() for output in ctx.outputs])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        outputs, ctx.outputs = ctx.outputs, ()
+        grads = grad.split([len(output) for output in outputs])
+        pairs = list(zip(outputs, grads, strict=True))
+        parts = in_parallel(lambda pair: torch.autograd.grad(pair[0], ctx.parameters, pair[1]), pairs, grad.device)
+        return None, None, None, *(sum_in_order(part) for part in zip(*parts, strict=True))
+
+
+def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total
+
+
+def in_pieces(network: Callable[[Tensor], Tensor], x: Tensor, size: int, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """network(x), where the rows of x [B, …] do not depend on each other: pieces of `size` rows, side by side.
+
+    How many are computed at once makes no difference to the bits; the pieces do not depend on it.
+    """
+    if len(x) <= size:
+        return network(x)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if trained and torch.is_grad_enabled():
+        return _InPieces.apply(network, size, x, *trained)
+    return torch.cat(in_parallel(network, x.split(size), x.device))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deir.errors import UserError
-from deir.kernels import gather_sum, gru_update, weighted_norm_relu
+from deir.kernels import gather_sum, gru_update, in_pieces, weighted_norm_relu
 from deir.patches import PatchPlan, Rows
 from deir.spaces import PackedBox
 
@@ -62,16 +62,28 @@ class Encoder(nn.Module):
     """Observations -> embeddings [B, features]."""
 
     features: int
+    piece: int | None = None  # observations that one thread embeds at a time, when they do not depend on each other
 
     def forward(self, observations: Tensor | Rows) -> Tensor:
         if isinstance(observations, Rows):
             embeddings, inverse = self.embed_distinct(observations)
             return embeddings if inverse is None else embeddings.index_select(0, inverse)
-        return self.plain(observations)
+        return self.embed(observations)
 
     def embed_distinct(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Embeddings [u, features] and, where rows share them, which one each row has [B]."""
-        return self.plain(rows.gather()), None
+        return self.embed(rows.gather()), None
+
+    def embed(self, observations: Tensor) -> Tensor:
+        """`plain`, on as many threads as there are."""
+        if self.piece is None or observations.device.type != "cpu" or self.couples_observations:
+            return self.plain(observations)
+        return in_pieces(self.plain, observations, self.piece, list(self.parameters()))
+
+    @property
+    def couples_observations(self) -> bool:
+        """Whether an embedding depends on the batch it is in."""
+        return self.training and any(isinstance(module, COUPLING) for module in self.modules())
 
     def plain(self, observations: Tensor) -> Tensor:
         raise NotImplementedError
@@ -81,6 +93,7 @@ class GridEncoder(Encoder):
     """Three 2x2 convolutions and a linear layer for MiniGrid views; views of 3x3 are padded by one cell."""
 
     CHANNELS = (32, 64, 64)
+    piece = 256
 
     def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
         super().__init__()
@@ -105,7 +118,7 @@ class GridEncoder(Encoder):
             plan = rows.plan()
             return self.distinct(plan), plan.inverse
         ids, inverse = rows.ids.unique(return_inverse=True)
-        return self.plain(rows.table.distinct[ids]), inverse
+        return self.embed(rows.table.distinct[ids]), inverse
 
     def plain(self, observations: Tensor) -> Tensor:
         x = self.input_norm(observations.permute(0, 3, 1, 2).to(self.linear.weight.dtype))  # [B, C, H, W]
@@ -188,6 +201,7 @@ class ConvEncoder(Encoder):
 
     LAYERS = ((32, 8, 4), (64, 4, 2), (64, 4, 1))  # channels, kernel, stride
     SIDE = 44  # of the smallest image that leaves a cell
+    piece = 64
 
     def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
         super().__init__()
@@ -214,6 +228,7 @@ class ImpalaEncoder(Encoder):
     """The residual network of IMPALA: for the policy on images."""
 
     CHANNELS = (16, 32, 32)
+    piece = 32
 
     def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
         super().__init__()
@@ -278,6 +293,9 @@ class RunningNorm(nn.Module):
         change = mean - self.mean
         self.variance.lerp_(variance, share).add_(share * (1 - share) * change.square())
         self.mean.lerp_(mean, share)
+
+
+COUPLING = (nn.BatchNorm1d, nn.BatchNorm2d, RunningNorm)  # while training, what they give depends on the batch
 
 
 def norm_input(kind: NormKind, width: int) -> nn.Module:

@@ -34,7 +34,7 @@ from deir.ppo import MeanMetrics
 from deir.rewards import find_method, make_reward
 from deir.rewards.base import between_rollouts
 from deir.seeding import derive, torch_generator
-from deir.threads import lend_threads, share_threads
+from deir.threads import borrow_threads, share_threads
 from deir.types import Metrics, Rollout
 
 State = dict[str, Any]
@@ -217,6 +217,7 @@ class RemoteStage:
             config = replace(config, method=f"{method.module}:{method.cls}")
         self._send("start", config, observation_space, action_space)
         self.reads_policy = bool(self._receive())
+        borrow_threads(threads, self.idle)
 
     def _send(self, call: str, *arguments: Any) -> None:
         try:
@@ -264,7 +265,12 @@ class RemoteStage:
 
     def finish_update(self) -> Metrics:
         self.updating = False
+        self._send("waiting")  # our threads are free
         return self._receive()
+
+    def idle(self) -> bool:
+        """Whether the model's process has nothing to do, or has done it."""
+        return not self.updating or self.connection.poll()
 
     def keep(self) -> None:
         self._ask("keep")
@@ -279,6 +285,7 @@ class RemoteStage:
         self._ask("load_state_dict", state)
 
     def close(self) -> None:
+        borrow_threads(0, bool)
         self.connection.close()  # the process ends when its end of the socket does
         self.process.wait()
 
@@ -289,14 +296,17 @@ def serve(descriptor: int, threads: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     keep_freed_memory()
     torch.set_num_threads(share_threads(threads))
-    lend_threads(threads)
-    connection = Connection(descriptor)
+    connection, learning = Connection(descriptor), False
+    borrow_threads(threads, lambda: not learning or connection.poll())  # while learning, a message says it waits
     stage: LocalStage | None = None
     while True:
         try:
             call, arguments = pickle.loads(connection.recv_bytes())
         except (EOFError, ConnectionResetError):
             return
+        if call == "waiting":
+            continue
+        learning = call == "update"
         try:
             if stage is None:
                 stage = LocalStage(*arguments)

@@ -1,4 +1,8 @@
-"""How many threads compute, and when."""
+"""How many threads compute, and when.
+
+A run's threads are divided between the trainer and the reward model's process. Whoever finds that the other one is idle
+borrows its threads, for work that is made of independent jobs and gives the same bits with any number of them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from typing import TypeVar
 import torch
 
 Item = TypeVar("Item")
-_while_awaited: int | None = None
+Result = TypeVar("Result")
+_shared = 0  # threads of this process and the other one together
+_other_idle: Callable[[], bool] = bool  # never, until told
 
 
 def available_threads(wanted: int | None) -> int:
@@ -28,30 +34,28 @@ def share_threads(threads: int) -> int:
     return threads - threads // 2
 
 
-def lend_threads(threads: int) -> None:
-    """Says how many threads this process may use while another one waits for it."""
-    global _while_awaited
-    _while_awaited = threads
+def borrow_threads(shared: int, other_idle: Callable[[], bool]) -> None:
+    """Lets `in_parallel` use all `shared` threads of a run whenever the other process is idle."""
+    global _shared, _other_idle
+    _shared, _other_idle = shared, other_idle
 
 
-def in_parallel(job: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
-    """Runs jobs that do not depend on each other, on the CPU as many at once as there are threads.
+def in_parallel(job: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> list[Result]:
+    """The results of jobs that do not depend on each other, on the CPU as many at once as there are threads.
 
-    For work that others wait for: it takes the threads that are lent, too. Every job computes with one thread, so its
-    bits do not depend on their number. Python threads serve here because each job is a few large operations.
+    Every job computes with one thread, so its bits do not depend on their number. Python threads serve here because
+    each job is a few large operations.
     """
-    threads = min(_while_awaited or torch.get_num_threads(), len(items))
-    if threads <= 1 or device.type != "cpu":
-        for item in items:
-            job(item)
-        return
+    threads = max(torch.get_num_threads(), _shared if _other_idle() else 0)
+    if min(threads, len(items)) <= 1 or device.type != "cpu":
+        return [job(item) for item in items]
     graph = torch.is_grad_enabled()
 
-    def guarded(item: Item) -> None:
+    def guarded(item: Item) -> Result:
         with torch.set_grad_enabled(graph):
-            job(item)
+            return job(item)
 
-    list(_pool(threads).map(guarded, items))
+    return list(_pool(threads).map(guarded, items))
 
 
 @cache

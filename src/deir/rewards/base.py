@@ -18,8 +18,7 @@ from deir.networks import Encoder
 from deir.patches import ObservationTable, Rows
 from deir.types import Batch, Carry, Rollout
 
-ENCODE_CHUNK = 4096  # observations encoded together at most,
-CHUNK_NUMBERS = 2**21  # and of large ones fewer: feature maps that stay in the cache take half the time
+ENCODE_CHUNK = 4096  # observations encoded together at most
 OF_ROLLOUT = "rollout."  # entries of the carry that only the update right after `compute` needs
 
 
@@ -99,5 +98,4 @@ def embed_table(encoder: Encoder, table: ObservationTable) -> Tensor:
     """Every observation of the table once, in evaluation mode. [U, F]"""
     encoder.eval()
     rows = torch.arange(len(table.distinct), device=table.distinct.device)
-    chunk = max(1, min(ENCODE_CHUNK, CHUNK_NUMBERS // table.distinct[0].numel()))
-    return torch.cat([encoder(Rows(table, part)) for part in rows.split(chunk)])
+    return torch.cat([encoder(Rows(table, part)) for part in rows.split(ENCODE_CHUNK)])
