@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -36,18 +35,26 @@ def folded(weight: Tensor, bias: Tensor, norm: nn.Module) -> tuple[Tensor, Tenso
     return weight * scaled[0], bias * scaled[0] + scaled[1]
 
 
+def corners(height: int, width: int) -> Tensor:
+    """The four cells of every 2x2 patch of a grid, counted row by row. [(height-1)*(width-1)*4]"""
+    cells = torch.arange(height * width, device="cpu").view(height, width)
+    return torch.stack([cells[:-1, :-1], cells[:-1, 1:], cells[1:, :-1], cells[1:, 1:]], -1).flatten()
+
+
 class FrozenGridEncoder:
     """A grid encoder for few views at a time: its 2x2 convolutions are matrix products on channels-last data."""
 
     def __init__(self, encoder: GridEncoder) -> None:
         self.padding = encoder.padding
         self.inputs = scale_and_shift(encoder.input_norm)
-        self.layers = []
+        self.layers = []  # corners of each patch, weight, bias
+        height, width = (side + 2 * self.padding for side in encoder.shape[:2])
         for conv, norm in zip(encoder.convs, encoder.norms, strict=True):
             assert isinstance(conv, nn.Conv2d) and conv.bias is not None
             kernel = conv.weight.permute(2, 3, 1, 0).reshape(-1, conv.out_channels)  # [4*in, out]
-            self.layers.append(folded(kernel, conv.bias, norm))
-        channels = self.layers[-1][0].shape[1]
+            self.layers.append((corners(height, width).to(kernel.device), *folded(kernel, conv.bias, norm)))
+            height, width = height - 1, width - 1
+        channels = encoder.CHANNELS[-1]
         linear = encoder.linear.weight.view(encoder.features, channels, -1).permute(2, 1, 0)  # [positions, C, features]
         self.linear = folded(linear.reshape(-1, encoder.features), encoder.linear.bias, encoder.output_norm)
 
@@ -57,9 +64,10 @@ class FrozenGridEncoder:
         x = views * self.inputs[0] + self.inputs[1]
         if self.padding:
             x = F.pad(x, (0, 0, *(self.padding,) * 4))
-        for weight, bias in self.layers:
-            corners = torch.cat([x[:, :-1, :-1], x[:, :-1, 1:], x[:, 1:, :-1], x[:, 1:, 1:]], -1)
-            x = F.linear(corners, weight.T, bias).relu_()
+        x = x.flatten(1, 2)  # [B, H*W, C]
+        for places, weight, bias in self.layers:
+            patches = x.index_select(1, places).view(-1, len(weight))  # [B*h*w, 4*C]
+            x = torch.addmm(bias, patches, weight).relu_().view(len(views), -1, len(bias))
         return torch.addmm(self.linear[1], x.flatten(1), self.linear[0]).relu_()
 
 
@@ -114,13 +122,15 @@ class ObservationCache:
     def lookup(self, observations: NDArray[Any]) -> Tensor:
         """[N, *obs] -> names [N]"""
         known = len(self.observations)
-        names = []
-        for observation in observations:
-            name = self.names.setdefault(observation.tobytes(), len(self.observations))
-            if name == len(self.observations):
-                self.observations.append(observation.copy())
+        names: list[int] = []
+        fresh: list[int] = []  # rows never seen before
+        for row, observation in enumerate(observations):
+            name = self.names.setdefault(observation.tobytes(), known + len(fresh))
+            if name == known + len(fresh):
+                fresh.append(row)
             names.append(name)
-        if len(self.observations) > known:
-            fresh = torch.from_numpy(np.stack(self.observations[known:])).to(self.gates.device)
-            self._store(known, self.frozen.gates(fresh))
+        if fresh:
+            new = observations[fresh]
+            self.observations.extend(new)
+            self._store(known, self.frozen.gates(torch.from_numpy(new).to(self.gates.device)))
         return torch.tensor(names, device=self.gates.device)

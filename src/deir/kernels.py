@@ -58,7 +58,7 @@ class _WeightedNormRelu(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
         normal, share, weight, inverse, out = ctx.saved_tensors
-        grad = torch.where(out > 0, grad, 0)
+        grad = torch.ops.aten.threshold_backward(grad, out, 0)  # where out > 0
         grad_bias = grad.sum(0)
         grad_weight = (grad * normal).sum(0)
         # dx = γ/σ (g - s (Σ g + x̂ Σ g x̂)), with s the row's share of the batch

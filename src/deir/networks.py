@@ -97,7 +97,7 @@ class GridEncoder(Encoder):
 
     def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
         super().__init__()
-        height, width, channels = shape
+        height, width, channels = self.shape = shape
         self.padding = grid_padding(shape)
         self.features = features
         self.input_norm = norm_image(norm, (channels, height, width))
@@ -143,6 +143,7 @@ class GridEncoder(Encoder):
             share = Share(layer.share.to(dtype), layer.total)
             x = weighted_norm_then_relu(norm, gather_sum(products, layer.corners), conv.bias, share)  # [P, out]
         weights = self.linear.weight.view(self.features, x.shape[1], -1).permute(2, 1, 0)  # [positions, C, features]
+        weights = weights.contiguous()  # once, not in each product
         placed = x.index_select(0, plan.placed.flatten()).view(*plan.placed.shape, -1)  # [positions, G, C]
         products = torch.bmm(placed, weights).flatten(0, 1)  # [positions*G, features]
         share = Share(plan.observation_share.to(dtype), len(plan.inverse))
