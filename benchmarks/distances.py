@@ -31,7 +31,7 @@ DEFAULT_BYTES = 128 * 1024  # glibc's thresholds
 
 def rollout_of(length: int) -> tuple[Any, ...]:
     """The arguments of `episodic_min_ratio` in the last rollout before episodes of this length end."""
-    settings = {"env": {"id": "DoorKey-16x16", "max_steps": length}, "threads": 1, "reward": {"process": False}}
+    settings = {"env": {"id": "DoorKey-16x16", "max_steps": length}, "threads": 1, "reward": {"overlap": False}}
     trainer, seen = Trainer(configure(settings)), []
     plain = method.episodic_min_ratio
     method.episodic_min_ratio = lambda *arguments: seen.append(arguments) or plain(*arguments)
@@ -65,7 +65,7 @@ def batch(
 
 def milliseconds(job: Callable[[], Tensor], threads: int, repeats: int = 7) -> float:
     torch.set_num_threads(threads)
-    deir.threads.borrow_threads(threads, lambda: True)
+    deir.threads.use_threads(threads, overlap=True)
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()

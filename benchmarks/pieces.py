@@ -25,7 +25,7 @@ ENCODERS = {
 
 def milliseconds(embed: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, threads: int) -> float:
     """`threads`: those of the other process are taken to be idle."""
-    deir.threads.borrow_threads(threads, lambda: True)
+    deir.threads.use_threads(threads, overlap=True)
     best = float("inf")
     for _ in range(5):
         begin = time.perf_counter()

@@ -13,7 +13,7 @@ from deir.trainer import Trainer
 
 SMALL = {
     "ppo": {"rollout_steps": 32, "minibatch_size": 32, "epochs": 1},
-    "reward": {"minibatch_size": 32, "epochs": 1, "process": False},
+    "reward": {"minibatch_size": 32, "epochs": 1, "overlap": False},
     "threads": 1,
 }
 TASKS = {

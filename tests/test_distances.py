@@ -121,7 +121,7 @@ def test_options_come_from_the_file_then_from_the_words(tmp_path):
     options = parse(Distances, ["--config", str(tmp_path / "a.yaml"), "--bins", "20"], "deir distances", {})
     assert own_config(options).env.id == "DoorKey-5x5" and options.env.view_size == 5
     assert (options.steps, options.bins, str(options.out)) == (50_000, 20, "somewhere")
-    assert not own_config(options).reward.process
+    assert not own_config(options).reward.overlap
 
 
 @pytest.mark.parametrize(

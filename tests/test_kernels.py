@@ -1,12 +1,17 @@
 """Hand-written gradients against autograd in double precision."""
 
+import math
+
+import numpy as np
+import pytest
 import torch
 from torch.autograd import gradcheck
 from torch.nn import functional as F
 
 import deir.threads
-from deir.kernels import gather_sum, gru_update, in_pieces, weighted_norm_relu
+from deir.kernels import gather_norm, gather_sum, gru_update, in_pieces, placed_linear, ppo_of_categories
 from deir.networks import GridEncoder
+from deir.patches import Placed
 
 
 def double(*shape: int) -> torch.Tensor:
@@ -20,27 +25,64 @@ def test_gather_sum():
     assert gradcheck(lambda x: gather_sum(x, indices), table)
 
 
-def test_weighted_norm_relu_equals_batch_norm_of_the_repeated_rows():
+@pytest.mark.parametrize("relu", [True, False])
+def test_gather_norm_equals_batch_norm_of_the_repeated_sums(relu):
     torch.manual_seed(0)
-    x, weight, bias = double(5, 3), double(3), double(3)
-    counts = torch.tensor([3, 1, 2, 1, 4])
-    share = counts.double() / counts.sum()
+    table, weight, bias = double(7, 3), double(3), double(3)
+    rows, counts = torch.randint(0, 7, (5, 4)), torch.tensor([3, 1, 2, 1, 4])
+    share = (counts.double() / counts.sum()).numpy()
     names = torch.repeat_interleave(torch.arange(5), counts)
-    expected = F.relu(F.batch_norm(x[names], None, None, weight, bias, training=True, eps=1e-5))
-    actual, mean, variance = weighted_norm_relu(x, share, weight, bias, 1e-5)
-    torch.testing.assert_close(actual[names], expected)
-    torch.testing.assert_close(mean, x[names].mean(0))
-    torch.testing.assert_close(variance, x[names].var(0, unbiased=False))
-    assert gradcheck(lambda x, w, b: weighted_norm_relu(x, share, w, b, 1e-5)[0], (x, weight, bias))
+    sums = table[rows].sum(1)[names]
+    expected = F.batch_norm(sums, None, None, weight, bias, training=True, eps=1e-5)
+    actual, mean, variance = gather_norm(table, rows.numpy(), share, weight, bias, 1e-5, relu)
+    torch.testing.assert_close(actual[names], F.relu(expected) if relu else expected)
+    torch.testing.assert_close(mean, sums.mean(0))
+    torch.testing.assert_close(variance, sums.var(0, unbiased=False))
+    arguments = (table, weight, bias)
+    assert gradcheck(lambda x, w, b: gather_norm(x, rows.numpy(), share, w, b, 1e-5, relu)[0], arguments)
 
 
-def test_gru_update_equals_a_gru_cell():
+def test_gather_norm_passes_on_what_is_not_a_number():
+    table = torch.full((3, 2), torch.nan)
+    out, *_ = gather_norm(table, np.arange(3)[:, None], np.full(3, 1 / 3), torch.ones(2), torch.zeros(2), 1e-5, True)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_gru_update_equals_a_gru_cell(times):
+    """Rows share inputs, and with `times` 2 also memories."""
     torch.manual_seed(0)
     cell = torch.nn.GRUCell(3, 4).double()
-    x, h = double(5, 3), double(5, 4)
+    x, h, rows = double(5, 3), double(6, 4), torch.randint(0, 5, (6 * times,))
     gates = F.linear(x, cell.weight_ih, cell.bias_ih), F.linear(h, cell.weight_hh, cell.bias_hh)
-    torch.testing.assert_close(gru_update(*gates, h), cell(x, h))
-    assert gradcheck(gru_update, (double(5, 12), double(5, 12), double(5, 4)))
+    torch.testing.assert_close(gru_update(*gates, h, rows), cell(x[rows], h.repeat(times, 1)))
+    assert gradcheck(lambda i, m, h: gru_update(i, m, h, rows), (double(5, 12), double(6, 12), double(6, 4)))
+    torch.testing.assert_close(gru_update(gates[0], gates[1][:5], h[:5]), cell(x, h[:5]))
+
+
+def test_placed_linear_equals_a_linear_layer_on_each_patch_at_its_position():
+    torch.manual_seed(0)
+    positions, width, features = 6, 3, 4
+    patches, weight = double(5, width), double(features, width * positions)
+    order, heights = torch.randperm(positions), np.array([2, 3])
+    slots = np.random.default_rng(0).integers(0, 5, 4 * 2 + 2 * 3)
+    placed = Placed(order.numpy(), heights, slots)
+    kernels = weight.view(features, width, positions)
+    places = [*(place for place in order[:4] for _ in range(2)), *(place for place in order[4:] for _ in range(3))]
+    expected = torch.stack([patches[s] @ kernels[:, :, p].T for s, p in zip(slots.tolist(), places, strict=True)])
+    torch.testing.assert_close(placed_linear(patches, weight, placed), expected)
+    assert gradcheck(lambda x, w: placed_linear(x, w, placed), (patches, weight))
+
+
+@pytest.mark.parametrize("clip_value", [math.inf, 0.3])
+def test_ppo_of_categories_has_the_gradients_of_its_loss(clip_value):
+    torch.manual_seed(0)
+    logits, values = double(20, 5), double(20)
+    batch = (
+        torch.randint(0, 5, (20,)),
+        *(torch.randn(4, 20, dtype=torch.float64) - torch.tensor([[1.5], [0], [0], [0]])),
+    )
+    assert gradcheck(lambda z, v: ppo_of_categories(z, v, batch, 0.2, clip_value, 0.5, 0.01)[0], (logits, values))
 
 
 def make_encoder() -> GridEncoder:
@@ -65,8 +107,7 @@ def test_pieces_give_the_same_bits_on_any_number_of_threads(monkeypatch):
     encoder = make_encoder()
     views, found = torch.randint(0, 9, (300, 7, 7, 3), dtype=torch.uint8), []
     for threads in (1, 2, 4):
-        monkeypatch.setattr(deir.threads, "_shared", threads)
-        monkeypatch.setattr(deir.threads, "_other_idle", lambda: True)
+        monkeypatch.setattr(deir.threads, "_threads", threads)
         encoder.zero_grad()
         outputs = in_pieces(encoder.plain, views, 32, list(encoder.parameters()))
         outputs.square().sum().backward()

@@ -14,8 +14,8 @@ from deir.config import EnvConfig
 from deir.envs import catalogue, cells
 from deir.envs.catalogue import PAPER_TASKS, TaskSpec, covered, resolve
 from deir.envs.layouts import layout_seed
-from deir.envs.minigrid import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE, MiniGridEnvs
-from deir.envs.visibility import Visibility, light_row
+from deir.envs.minigrid import MiniGridEnvs
+from deir.envs.moves import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE, light_row, mix
 from deir.errors import UserError
 
 SEED = 7
@@ -196,21 +196,20 @@ def test_everything_that_can_happen_was_compared() -> None:
         assert happened[ending] >= 3, (ending, happened)
 
 
-@pytest.mark.parametrize("view", [3, 5, 9, 11])  # 11 is beyond the table
+@pytest.mark.parametrize("view", [3, 5, 9, 11])
 @pytest.mark.parametrize("name", ["MultiRoom-N6", "KeyCorridorS4R3", "ObstructedMaze-Full", "Empty-8x8", "FourRooms"])
 def test_view_sizes_equal_farama(name: str, view: int) -> None:
     assert_same(name, 120, scouting(view), view=view)
 
 
-def test_rows_are_lit_as_by_the_table() -> None:
-    rng = np.random.default_rng(0)
-    opaque = (rng.random((500, 7, 7)) < 0.4).astype(np.int64)
-    table = Visibility(7)
-    by_rows = table._computed(np.matmul(table._columns, opaque))
-    np.testing.assert_array_equal(table.masks(opaque), by_rows)
-    # One open row: the light reaches both ends and all of the row ahead.
-    lit, ahead = light_row(np.array([0b0001000]), np.array([0]), 7)
-    assert (lit.item(), ahead.item()) == (0b1111111, 0b1111111)
+def test_an_open_row_is_lit_from_end_to_end_and_lights_all_of_the_row_ahead() -> None:
+    assert light_row(0b0001000, 0, 7) == (0b1111111, 0b1111111)
+    assert light_row(0b0001000, 0b0010100, 7) == (0b0011100, 0b0011100)
+
+
+def test_hashes_of_single_keys_equal_those_of_arrays() -> None:
+    keys = np.random.default_rng(0).integers(-(2**62), 2**62, 100)
+    np.testing.assert_array_equal(np.array([mix(key) for key in keys], np.uint64), cells.mix(keys))
 
 
 def test_own_step_limit_and_no_time_penalty() -> None:

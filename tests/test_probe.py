@@ -26,7 +26,7 @@ from deir.rewards.parts import TrajectoryModel
 TINY = {
     "env": {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False},
     "ppo": {"rollout_steps": 32, "minibatch_size": 64},
-    "reward": {"minibatch_size": 64, "process": False},
+    "reward": {"minibatch_size": 64, "overlap": False},
     "steps": 384,
     "threads": 1,
     "method": "none",

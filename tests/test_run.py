@@ -111,8 +111,8 @@ def test_resumed_minigrid_run_equals_an_uninterrupted_one_to_the_last_bit(tmp_pa
 
 
 @pytest.mark.parametrize("method", ["deir", "rnd"])
-def test_the_model_in_its_own_process_gives_the_same_run(tmp_path, method):
-    """Two threads put one into each process, so that every sum is made in the same order."""
+def test_the_model_beside_the_policy_gives_the_same_run(tmp_path, method):
+    """Each computes with one of two threads, so that every sum is made in the same order."""
     run.start(small(method=method), tmp_path / "one")
     run.start(small(method=method, threads=2), tmp_path / "two")
     assert untimed(tmp_path / "one") == untimed(tmp_path / "two")
@@ -122,12 +122,33 @@ def test_the_model_in_its_own_process_gives_the_same_run(tmp_path, method):
     assert untimed(tmp_path / "one") == untimed(tmp_path / "parts")
 
 
-def test_the_end_of_the_models_process_is_told(tmp_path):
+def test_where_the_model_learns_beside_the_policy():
+    """Where views share patches, and a method learns, with a thread to spare."""
+    cases = [
+        (True, {"threads": 2}),
+        (False, {"threads": 1}),
+        (False, {"threads": 2, "method": "none"}),
+        (False, {"threads": 2, "reward": {"overlap": False}}),
+        (False, {"threads": 2, "env": {"noise": 0.1}}),
+        (False, {"threads": 2, "network": {"norm": "layer"}}),
+        (False, {"threads": 2, "env": {"id": "CartPole-v1"}}),
+    ]
+    for expected, changes in cases:
+        trainer = Trainer(small(**changes))
+        trainer.close()
+        assert trainer.overlaps == expected, changes
+
+
+def test_a_model_that_diverges_beside_the_policy_is_told_and_the_last_good_state_is_kept():
     trainer = Trainer(small(threads=2))
     trainer.iterate()
-    trainer.stage.process.kill()
-    with pytest.raises(UserError, match="deir train --resume"):
+    trainer.keep()
+    good = {name: tensor.clone() for name, tensor in trainer.stage.reward.state_dict().items()}
+    with torch.no_grad():
+        next(trainer.stage.reward.parameters()).fill_(float("nan"))
+    with pytest.raises(TrainingDiverged, match="reward model"):
         trainer.iterate()
+    assert_same(trainer.kept()["stage"]["reward"], good)
     trainer.close()
 
 

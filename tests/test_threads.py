@@ -1,11 +1,12 @@
 """Who computes with how many threads."""
 
+import sys
 import threading
 
 import pytest
 import torch
 
-from deir.threads import available_threads, borrow_threads, in_parallel, share_threads
+from deir.threads import another_party, available_threads, in_parallel, one_party_less, use_threads
 
 CPU = torch.device("cpu")
 
@@ -13,9 +14,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def alone():
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
-    borrow_threads(0, bool)
+    use_threads(1, overlap=False)
     torch.set_num_threads(before)
 
 
@@ -31,33 +31,41 @@ def meet(count: int) -> list[str]:
 
 
 def test_results_come_in_order():
-    borrow_threads(3, lambda: True)
+    use_threads(3, overlap=False)
     assert in_parallel(lambda x: x * x, range(20), CPU) == [x * x for x in range(20)]
 
 
-def test_threads_are_borrowed_only_while_the_other_process_is_idle():
-    idle = True
-    borrow_threads(2, lambda: idle)
+def test_two_parties_share_the_threads_until_one_of_them_waits():
+    def names() -> set[str]:
+        return set(in_parallel(lambda _: threading.current_thread().name, range(2), CPU))
+
+    use_threads(2, overlap=True)
+    assert torch.get_num_threads() == 1
     assert len(set(meet(2))) == 2
-    idle = False
-    assert set(in_parallel(lambda _: threading.current_thread().name, range(2), CPU)) == {"MainThread"}
+    interval = sys.getswitchinterval()
+    with another_party():
+        assert names() == {"MainThread"} and sys.getswitchinterval() < interval
+        with one_party_less():
+            assert len(set(meet(2))) == 2
+        assert names() == {"MainThread"}
+    assert len(set(meet(2))) == 2 and sys.getswitchinterval() == interval
 
 
 def test_jobs_compute_with_one_thread_each_and_know_whether_gradients_are_wanted():
-    borrow_threads(2, lambda: True)
+    use_threads(2, overlap=False)
     assert in_parallel(lambda _: torch.get_num_threads(), range(4), CPU) == [1] * 4
     with torch.no_grad():
         assert in_parallel(lambda _: torch.is_grad_enabled(), range(4), CPU) == [False] * 4
 
 
 def test_an_error_in_a_job_is_the_callers():
-    borrow_threads(2, lambda: True)
+    use_threads(2, overlap=False)
     with pytest.raises(ZeroDivisionError):
         in_parallel(lambda x: 1 // x, [1, 0, 1], CPU)
 
 
 def test_an_accelerator_takes_one_job_after_the_other():
-    borrow_threads(2, lambda: True)
+    use_threads(2, overlap=False)
     names = in_parallel(lambda _: threading.current_thread().name, range(4), torch.device("meta"))
     assert set(names) == {"MainThread"}
 
@@ -66,4 +74,7 @@ def test_all_threads_are_shared_out(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert available_threads(None) == 3 and available_threads(5) == 5
     for threads in range(1, 9):
-        assert 0 <= threads - share_threads(threads) <= share_threads(threads)
+        use_threads(threads, overlap=True)
+        assert 1 <= torch.get_num_threads() <= max(1, threads / 2)
+        use_threads(threads, overlap=False)
+        assert torch.get_num_threads() == threads

@@ -1,9 +1,12 @@
-"""How the C library treats freed memory."""
+"""What becomes of memory that is no longer needed: the C library's part, and that of Python's garbage collector."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # <malloc.h>
 KEEP_BYTES = 1 << 29
@@ -23,3 +26,15 @@ def keep_freed_memory() -> bool:
         return False
     settings = (M_MMAP_THRESHOLD, KEEP_BYTES), (M_TRIM_THRESHOLD, KEEP_BYTES), (M_ARENA_MAX, 1)
     return all(mallopt(*setting) for setting in settings)
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Puts Python's search for cyclic garbage off: every few hundred objects it would look through all recent ones."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

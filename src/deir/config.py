@@ -222,8 +222,8 @@ class RewardConfig:
     """Passes of the reward model over a rollout."""
     minibatch_size: int = 512
     """Transitions in one gradient step of the reward model."""
-    process: bool = True
-    """Run the reward model in a process of its own, beside the policy, where there are two threads or more."""
+    overlap: bool = True
+    """Let the reward model learn in a thread of its own beside the policy, where that pays and there are two cores."""
     encoder: Literal["auto", "grid", "impala", "dqn", "mlp"] = "auto"
     """Encoder of the reward model; auto: grid for small images, dqn for others, mlp for vectors."""
     embeddings: Literal["policy", "own"] = "policy"

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deir.kernels import gru_update
-from deir.networks import GridEncoder, gru_gates, gru_memory
+from deir import loops
+from deir.kernels import arrays_of
+from deir.networks import Gates, GridEncoder, gru_gates, gru_step
 from deir.patches import ObservationTable
 from deir.policy import Policy
 
@@ -80,18 +81,26 @@ class FrozenPolicy:
         self.encode = FrozenGridEncoder(policy.encoder) if foldable else policy.encoder  # type: ignore[arg-type]
         first, norm, _, last = policy.actor
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
-        self.actor_hidden = folded(first.weight.T, first.bias, norm)
-        self.actor_last = last.weight.T, last.bias
+        self.features = folded(first.weight.T, first.bias, norm)
+        self.last = last.weight.T, last.bias
+        layers = (policy.gru.weight_hh.T, policy.gru.bias_hh), self.features, self.last
+        self.loops = policy.gru.weight_hh.device.type == "cpu"
+        self.arrays = [arrays_of(*layer) for layer in layers] if self.loops else []
 
-    def gates(self, observations: Tensor) -> Tensor:
-        """What the GRU takes of each observation. [B, *obs] -> [B, 3H]"""
-        return F.linear(self.encode(observations), self.policy.gru.weight_ih, self.policy.gru.bias_ih)
+    def gates(self, observations: Tensor) -> Gates:
+        """[B, *obs]"""
+        return Gates(F.linear(self.encode(observations), self.policy.gru.weight_ih, self.policy.gru.bias_ih), None)
 
-    def step(self, gates: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, 3H], memory before the step [N, H] -> outputs [N, A], memory after it [N, H]"""
-        hidden = gru_update(gates, gru_memory(self.policy.gru, hidden), hidden)
-        features = torch.addmm(self.actor_hidden[1], hidden, self.actor_hidden[0]).relu_()
-        return self.policy.complete(torch.addmm(self.actor_last[1], features, self.actor_last[0])), hidden
+    def step(self, gates: Gates, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Gates and memory before the step [N, H] -> outputs [N, A], memory after it [N, H]"""
+        if self.loops:
+            arrays = arrays_of(gates.distinct, gates.rows_of(hidden), hidden)
+            outputs, hidden = map(torch.from_numpy, loops.act_recurrently(*arrays, *self.arrays))
+        else:
+            hidden = gru_step(self.policy.gru, gates, hidden)
+            features = torch.addmm(self.features[1], hidden, self.features[0]).relu_()
+            outputs = torch.addmm(self.last[1], features, self.last[0])
+        return self.policy.complete(outputs), hidden
 
 
 class ObservationCache:
@@ -112,7 +121,7 @@ class ObservationCache:
         self.names = {observation.tobytes(): name for name, observation in enumerate(self.observations)}
         for part in torch.arange(len(known.distinct), device=self.gates.device).split(ENCODE_CHUNK):
             policy = self.frozen.policy
-            self._store(int(part[0]), gru_gates(policy.gru, policy.encoder, known.rows(part)))
+            self._store(int(part[0]), gru_gates(policy.gru, policy.encoder, known.rows(part)).gather())
 
     def _store(self, begin: int, gates: Tensor) -> None:
         while begin + len(gates) > len(self.gates):
@@ -132,5 +141,5 @@ class ObservationCache:
         if fresh:
             new = observations[fresh]
             self.observations.extend(new)
-            self._store(known, self.frozen.gates(torch.from_numpy(new).to(self.gates.device)))
+            self._store(known, self.frozen.gates(torch.from_numpy(new).to(self.gates.device)).distinct)
         return torch.tensor(names, device=self.gates.device)

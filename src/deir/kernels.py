@@ -6,7 +6,8 @@ passes over memory a third as often. Tests hold every one against autograd in do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from deir import loops
+from deir.loops import Array
+from deir.patches import GROUP, Placed
 from deir.threads import in_parallel
 
 # mypy: disable-error-code="override"
@@ -40,84 +44,143 @@ def gather_sum(table: Tensor, indices: Tensor) -> Tensor:
     return _GatherSum.apply(table, indices)
 
 
-class _WeightedNormRelu(Function):
+class _GatherNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, share: Tensor, weight: Tensor, bias: Tensor, eps: float
+        ctx: Any, table: Tensor, weight: Tensor, bias: Tensor, rows: Array, share: Array, eps: float, floor: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mean = share @ x
-        normal = x - mean
-        variance = share @ normal.square()
-        inverse = (variance + eps).rsqrt()
-        normal *= inverse
-        out = torch.addcmul(bias, normal, weight).relu_()
-        ctx.save_for_backward(normal, share, weight, inverse, out)
-        ctx.mark_non_differentiable(mean, variance)
-        return out, mean, variance
+        table_, weight_, bias_ = arrays_of(table, weight, bias)
+        out, normal, mean, variance, inverse = loops.gather_norm(table_, rows, share, weight_, bias_, eps, floor)
+        ctx.arrays, ctx.floor, ctx.size = (out, normal, rows, share, weight_, inverse), floor, len(table_)
+        moments = torch.from_numpy(mean), torch.from_numpy(variance)
+        ctx.mark_non_differentiable(*moments)
+        return torch.from_numpy(out), *moments
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
-        normal, share, weight, inverse, out = ctx.saved_tensors
-        grad = torch.ops.aten.threshold_backward(grad, out, 0)  # where out > 0
-        grad_bias = grad.sum(0)
-        grad_weight = (grad * normal).sum(0)
-        # dx = γ/σ (g - s (Σ g + x̂ Σ g x̂)), with s the row's share of the batch
-        correction = torch.addcmul(grad_bias, normal, grad_weight)
-        grad_x = torch.addcmul(grad, correction, share[:, None], value=-1)
-        return grad_x.mul_(weight * inverse), None, grad_weight, grad_bias, None
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grads = loops.gather_norm_gradient(*arrays_of(grad), *ctx.arrays, ctx.floor, ctx.size)
+        table, weight, bias = map(torch.from_numpy, grads)
+        return table, weight, bias, *(None,) * 4
 
 
-def weighted_norm_relu(
-    x: Tensor, share: Tensor, weight: Tensor, bias: Tensor, eps: float
+def gather_norm(
+    table: Tensor, rows: Array, share: Array, weight: Tensor, bias: Tensor, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """ReLU of the batch normalisation of rows [P, C] of which row p makes up share[p] of the batch.
+    """Batch normalisation of y_p = Σ_k table[rows[p, k]], of which row p makes up share[p] of the batch; then a ReLU.
 
-    Gives the output [P, C] and the batch's mean and (biased) variance [C].
+    table: [M, C], rows: [P, K], share: [P] -> the output [P, C] and the batch's mean and (biased) variance [C]
     """
-    return _WeightedNormRelu.apply(x, share, weight, bias, eps)
+    return _GatherNorm.apply(table, weight, bias, rows, share, eps, 0.0 if relu else -math.inf)
 
 
-def _gru_parts(from_input: Tensor, from_memory: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gates r and z side by side [B, 2H], the new memory n [B, H], and h' [B, H]"""
-    width = hidden.shape[1]
-    gates = (from_input[:, : 2 * width] + from_memory[:, : 2 * width]).sigmoid_()
-    new = torch.addcmul(from_input[:, 2 * width :], gates[:, :width], from_memory[:, 2 * width :]).tanh_()
-    return gates, new, torch.lerp(new, hidden, gates[:, width:])
+def arrays_of(*tensors: Tensor) -> tuple[Array, ...]:
+    return tuple(tensor.detach().contiguous().numpy() for tensor in tensors)
+
+
+class _PlacedLinear(Function):
+    @staticmethod
+    def forward(ctx: Any, patches: Tensor, weight: Tensor, placed: Placed) -> Tensor:
+        kernels = torch.from_numpy(loops.by_position(*arrays_of(weight), placed.order))  # [positions, C, F]
+        rows = patches.detach()[torch.from_numpy(placed.patches)]  # [S, C]
+        ctx.save_for_backward(kernels, rows)
+        ctx.placed, ctx.size = placed, len(patches)
+        products = rows.new_empty(len(rows), len(weight))
+        for kernel, row, product in _rectangles(placed, kernels, rows, products):
+            torch.bmm(row, kernel, out=product)
+        return products
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kernels, rows = ctx.saved_tensors
+        by_kernels, by_rows = torch.empty_like(kernels), torch.empty_like(rows)
+        both = zip(
+            _rectangles(ctx.placed, kernels, rows, grad), _rectangles(ctx.placed, by_kernels, by_rows), strict=True
+        )
+        for (kernel, row, by_product), (by_kernel, by_row) in both:
+            torch.bmm(by_product, kernel.transpose(1, 2), out=by_row)
+            torch.bmm(row.transpose(1, 2), by_product, out=by_kernel)
+        by_patches = loops.scatter_sum(*arrays_of(by_rows), ctx.placed.patches, ctx.size)
+        by_weight = loops.not_by_position(*arrays_of(by_kernels), ctx.placed.order)
+        return torch.from_numpy(by_patches), torch.from_numpy(by_weight), None
+
+
+def _rectangles(placed: Placed, kernels: Tensor, *slots: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """For each group of positions its kernels [group, C, F], and its part of each [S, …], as [group, height, …]."""
+    begin = 0
+    for kernel, height in zip(kernels.split(GROUP), placed.heights.tolist(), strict=True):
+        end = begin + len(kernel) * height
+        yield kernel, *(x[begin:end].view(len(kernel), height, -1) for x in slots)
+        begin = end
+
+
+def placed_linear(patches: Tensor, weight: Tensor, placed: Placed) -> Tensor:
+    """The part of a linear layer on feature maps that each patch has a share in at its position.
+
+    patches: [P, C], weight: [F, C*positions] -> for each slot [S, F]
+    """
+    return _PlacedLinear.apply(patches, weight, placed)
+
+
+class _PpoOfCategories(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, values: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+        tensors, numbers = settings[:5], settings[5:]
+        figures, *ctx.grads = loops.ppo_of_categories(*arrays_of(logits, values, *tensors), *numbers)
+        loss, metrics = torch.from_numpy(figures.astype(ctx.grads[0].dtype)).split([1, 5])
+        ctx.mark_non_differentiable(metrics)
+        return loss[0], metrics
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return *(torch.from_numpy(by) * grad for by in ctx.grads), *(None,) * 9
+
+
+def ppo_of_categories(
+    logits: Tensor,  # [B, A]
+    values: Tensor,  # [B]
+    batch: Sequence[Tensor],  # choices, old_log_probs, old_values, advantages, returns: [B] each
+    clip: float,
+    clip_value: float,
+    value_coef: float,
+    entropy_coef: float,
+) -> tuple[Tensor, Tensor]:
+    """PPO's loss for a categorical policy, and its metrics [5]: policy and value loss, entropy, KL, clip fraction."""
+    return _PpoOfCategories.apply(logits, values, *batch, clip, clip_value, value_coef, entropy_coef)
 
 
 class _GruUpdate(Function):
     @staticmethod
-    def forward(ctx: Any, from_input: Tensor, from_memory: Tensor, hidden: Tensor) -> Tensor:
-        gates, new, out = _gru_parts(from_input, from_memory, hidden)
-        ctx.save_for_backward(gates, new, from_memory, hidden)
-        return out
+    def forward(ctx: Any, from_input: Tensor, rows: Tensor, from_memory: Tensor, hidden: Tensor) -> Tensor:
+        inputs, rows_, memory, before = arrays_of(from_input, rows, from_memory, hidden)
+        gates = loops.gru_gates_before(inputs, rows_, memory)
+        torch.from_numpy(gates).sigmoid_()
+        new = loops.gru_new_before(inputs, rows_, memory, gates)
+        torch.from_numpy(new).tanh_()
+        ctx.arrays, ctx.size = (gates, new, rows_, memory, before), len(inputs)
+        return torch.from_numpy(loops.gru_mix(gates, new, before))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gates, new, from_memory, hidden = ctx.saved_tensors
-        width = hidden.shape[1]
-        reset, update = gates.split(width, 1)
-        grad_input = torch.empty_like(from_memory)
-        grad_hidden = grad * update
-        # through tanh: (1-z) g (1 - n²)
-        grad_new = torch.sub(grad, grad_hidden).mul_(1 - new.square())
-        grad_input[:, 2 * width :] = grad_new
-        torch.mul(grad_new, from_memory[:, 2 * width :], out=grad_input[:, :width])
-        torch.mul(grad, hidden - new, out=grad_input[:, width : 2 * width])
-        grad_input[:, : 2 * width] *= gates - gates.square()
-        grad_memory = grad_input.clone()
-        grad_memory[:, 2 * width :] *= reset
-        return grad_input, grad_memory, grad_hidden
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = loops.gru_gradient(*arrays_of(grad), *ctx.arrays, ctx.size)
+        from_input, from_memory, hidden = map(torch.from_numpy, grads)
+        return from_input, None, from_memory, hidden
 
 
-def gru_update(from_input: Tensor, from_memory: Tensor, hidden: Tensor) -> Tensor:
+def gru_update(from_input: Tensor, from_memory: Tensor, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
     """The elementwise part of a GRU: r, z = σ(·), n = tanh(W x + r (U h)), h' = (1-z) n + z h.
 
-    from_input = W x + b and from_memory = U h + c, both [B, 3H] in PyTorch's order r, z, n; hidden [B, H] -> [B, H]
+    from_input = W x + b [U, 3H] and from_memory = U h + c [M, 3H], in PyTorch's order r, z, n; hidden [M, H] -> [B, H]
+    rows [B]: which row of from_input each row of the batch takes, if not its own. Row b continues memory b mod M.
     """
-    if not torch.is_grad_enabled():
-        return _gru_parts(from_input, from_memory, hidden)[2]
-    return _GruUpdate.apply(from_input, from_memory, hidden)
+    if hidden.device.type == "cpu":
+        rows = torch.arange(len(from_input), device="cpu") if rows is None else rows
+        return _GruUpdate.apply(from_input, rows, from_memory, hidden)
+    from_input = from_input if rows is None else from_input.index_select(0, rows)
+    times, width = len(from_input) // len(hidden), hidden.shape[1]
+    from_memory, hidden = from_memory.repeat(times, 1), hidden.repeat(times, 1)
+    gates = (from_input[:, : 2 * width] + from_memory[:, : 2 * width]).sigmoid()
+    new = torch.addcmul(from_input[:, 2 * width :], gates[:, :width], from_memory[:, 2 * width :]).tanh()
+    return torch.lerp(new, hidden, gates[:, width:])
 
 
 class _InPieces(Function):

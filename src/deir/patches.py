@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deir import loops
+
 Indices = NDArray[np.int64]
-_CORNERS = np.arange(4)
+Shares = NDArray[np.float64]
+GROUP = 4  # positions whose patches are multiplied together
 CONVOLUTIONS = 3  # 2x2 convolutions of the grid encoder, so patches of 2x2, 3x3 and 4x4 cells
 
 
@@ -41,21 +44,29 @@ class PlacedPatches(NamedTuple):
 class Layer(NamedTuple):
     """What one layer needs of a batch; indices count within the batch's own distinct things."""
 
-    corners: Tensor  # [P, 4]: 4 * child + corner, a row of the products of children and corners
-    share: Tensor  # [P] float64: what part of the batch each patch makes up
+    corners: Indices  # [P, 4]: 4 * child + corner, a row of the products of children and corners
+    share: Shares  # [P] what part of the batch each patch makes up
     total: int  # patches in the batch, repeated ones counted
+
+
+class Placed(NamedTuple):
+    """The last-level patches that occur at each position, in rectangles of a few positions each."""
+
+    order: Indices  # [positions] the positions, by how many patches they have
+    heights: Indices  # [groups] slots for each position of a rectangle
+    patches: Indices  # [S] the patch in each slot, padded with any
 
 
 class PatchPlan(NamedTuple):
     """What one batch needs of a table."""
 
     cells: Tensor  # [C, channels] float; index C stands for padding
-    cell_share: Tensor  # [C] float64
+    cell_share: Shares  # [C]
     cell_total: int
     layers: list[Layer]
-    placed: Tensor  # [positions, G] the last-level patches that occur at each position, padded with any
-    placed_of_observation: Tensor  # [u, positions] which of those, counted in one row, make up each observation
-    observation_share: Tensor  # [u] float64
+    placed: Placed
+    placed_of_observation: Indices  # [u, positions] which of its slots make up each observation
+    observation_share: Shares  # [u]
     inverse: Tensor  # [B] which distinct observation each row is
 
 
@@ -89,60 +100,29 @@ class Rows(NamedTuple):
         return self.table.distinct[self.ids]
 
     def plan(self) -> PatchPlan:
-        """Integer work on small arrays, in NumPy, whose calls cost a fraction of PyTorch's."""
+        """Integer work: which observations and patches the batch holds, and how often."""
         table, ids = self.table, self.ids.numpy()
         assert table.cells is not None and table.cells_of_observation is not None and table.placed is not None
-        counts = np.bincount(ids, minlength=len(table.distinct))
-        observations, renamed = _occurring(counts)
-        inverse, weights = renamed[ids], counts[observations] / len(ids)
+        observations, weights, inverse = loops.occurring_rows(ids, len(table.distinct))
         below, layers = np.arange(len(table.cells) + 1), []  # cells are few: all keep their numbers
         for level in table.levels:
-            patches = level.of_observation[observations]
-            share = _shares(patches, weights, len(level.children))
-            occurring, renamed = _occurring(share)
-            corners = 4 * below[level.children[occurring]] + _CORNERS
-            total = len(ids) * patches.shape[1]
-            layers.append(Layer(torch.from_numpy(corners), torch.from_numpy(share[occurring]), total))
-            below = renamed
-        placed = table.placed.of_observation[observations]
-        occurring, renamed = _occurring(np.bincount(placed.ravel(), minlength=len(table.placed.patches)))
-        slots, padded = _padded_by_position(occurring, table.placed.bounds, below[table.placed.patches[occurring]])
-        cells = table.cells_of_observation[observations]
+            shares = loops.shares_of_names(level.of_observation, observations, weights, len(level.children))
+            corners, shares, below = loops.occurring_patches(shares, level.children, below)
+            total = len(ids) * level.of_observation.shape[1]
+            layers.append(Layer(corners, shares, total))
+        pairs, patches, bounds = table.placed
+        *placed, slots = loops.occurring_places(pairs, observations, patches, bounds, below, GROUP)
+        cells = table.cells_of_observation
         return PatchPlan(
             cells=table.cells,
-            cell_share=torch.from_numpy(_shares(cells, weights, len(table.cells))),
+            cell_share=loops.shares_of_names(cells, observations, weights, len(table.cells)),
             cell_total=len(ids) * cells.shape[1],
             layers=layers,
-            placed=torch.from_numpy(padded),
-            placed_of_observation=torch.from_numpy(slots[renamed[placed]]),
-            observation_share=torch.from_numpy(weights),
+            placed=Placed(*placed),
+            placed_of_observation=slots,
+            observation_share=weights,
             inverse=torch.from_numpy(inverse),
         )
-
-
-def _padded_by_position(pairs: Indices, bounds: Indices, patches: Indices) -> tuple[Indices, Indices]:
-    """Pairs [Q] ordered by position, in a rectangle: the slot of each [Q], and the patch in each slot [positions, G]"""
-    begins = np.searchsorted(pairs, bounds)
-    sizes = np.diff(begins)
-    positions, width = len(sizes), int(sizes.max())
-    slots = np.arange(len(pairs)) + np.repeat(np.arange(positions) * width - begins[:-1], sizes)
-    padded = np.zeros(positions * width, np.int64)
-    padded[slots] = patches
-    return slots, padded.reshape(positions, width)
-
-
-def _shares(names: Indices, weights: NDArray[np.float64], kinds: int) -> NDArray[np.float64]:
-    """What part of the batch each name makes up. names: [u, positions], weights: [u] -> [kinds]"""
-    positions = names.shape[1]
-    return np.bincount(names.ravel(), np.repeat(weights / positions, positions), kinds).astype(np.float64, copy=False)
-
-
-def _occurring(counts: NDArray[Any]) -> tuple[Indices, Indices]:
-    """The names that occur, and a table from old to new names."""
-    names = np.flatnonzero(counts)
-    renamed = np.zeros(len(counts), np.int64)
-    renamed[names] = np.arange(len(names))
-    return names, renamed
 
 
 def concatenate(parts: list[Rows | Tensor]) -> Rows | Tensor:

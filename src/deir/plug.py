@@ -41,7 +41,7 @@ Array = NDArray[Any] | Tensor
 OPTIMISER = ("learning_rate", "adam_eps", "adam_beta1", "adam_beta2", "max_grad_norm")
 ELSEWHERE = {  # what RewardConfig has for `deir train` alone
     "extrinsic_coef": "your loop adds its own reward, weighed as it likes",
-    "process": "here the model stays in your process",
+    "overlap": "here the model learns when you tell it to",
 }
 ENDS_UNKNOWN = (
     "episodes ended, but final_observations was not given: their last steps earn nothing. Environments that reset one "

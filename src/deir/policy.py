@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from deir.actions import actions_of
 from deir.config import NetworkConfig
-from deir.kernels import gru_update
-from deir.networks import encoder_kind, gru_gates, gru_memory, head, make_encoder
+from deir.networks import encoder_kind, gru_gates, gru_step, head, make_encoder
 from deir.patches import Rows
 
 
@@ -39,8 +38,7 @@ class Policy(nn.Module):
 
     def forward(self, observations: Tensor | Rows, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, *obs], memory before the step [B, H] -> outputs [B, A], values [B], memory after it [B, H]"""
-        gates = gru_gates(self.gru, self.encoder, observations)
-        hidden = gru_update(gates, gru_memory(self.gru, hidden), hidden)
+        hidden = gru_step(self.gru, gru_gates(self.gru, self.encoder, observations), hidden)
         return self.complete(self.actor(hidden)), self.critic(hidden)[:, 0], hidden
 
     def complete(self, outputs: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,8 +12,11 @@ from torch.nn import functional as F
 from deir.actions import Actions, DiscreteActions
 from deir.config import PPOConfig
 from deir.functional import EmaMoments, explained_variance, gae, minibatches
+from deir.kernels import ppo_of_categories
 from deir.policy import Policy
 from deir.types import Metrics, PolicyTrace, Rollout
+
+METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
 def advantages_and_returns(
@@ -48,7 +52,15 @@ def ppo_loss(
     """L = -E min(ρ A, clip(ρ, 1±c) A) + c_v E (V - R)² - c_e E H(π),  ρ = π(a)/π_old(a)"""
     if config.advantage_norm == "minibatch":
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    log_probs, entropies = (actions or DiscreteActions(outputs.shape[-1])).judge(outputs, choices)
+    actions = actions or DiscreteActions(outputs.shape[-1])
+    if isinstance(actions, DiscreteActions) and outputs.device.type == "cpu":
+        clip_value = math.inf if config.clip_range_value is None else config.clip_range_value
+        loss, figures = ppo_of_categories(
+            outputs, values, (choices, old_log_probs, old_values, advantages, returns),
+            config.clip_range, clip_value, config.value_coef, config.entropy_coef,
+        )  # fmt: skip
+        return loss, dict(zip(METRICS, figures, strict=True))
+    log_probs, entropies = actions.judge(outputs, choices)
     log_ratio = log_probs - old_log_probs
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - config.clip_range, 1 + config.clip_range)
@@ -59,14 +71,9 @@ def ppo_loss(
     entropy = entropies.mean()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     with torch.no_grad():
-        metrics = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": (ratio - 1 - log_ratio).mean(),
-            "clip_fraction": ((ratio - 1).abs() > config.clip_range).float().mean(),
-        }
-    return loss, metrics
+        approx_kl = (ratio - 1 - log_ratio).mean()
+        clip_fraction = ((ratio - 1).abs() > config.clip_range).float().mean()
+    return loss, dict(zip(METRICS, (policy_loss, value_loss, entropy, approx_kl, clip_fraction), strict=True))
 
 
 def update_policy(
@@ -80,14 +87,16 @@ def update_policy(
     generator: torch.Generator,
 ) -> Metrics:
     policy.train()
-    ids, hidden = rollout.ids[:-1].flatten(), trace.hidden.flatten(0, 1)
     choices = rollout.actions if trace.choices is None else trace.choices
-    flat = [x.flatten(0, 1) for x in (choices, trace.log_probs, trace.values, advantages, returns)]
+    steps = (rollout.ids[:-1], trace.hidden, choices, trace.log_probs, trace.values, advantages, returns)
+    flat = [x.flatten(0, 1) for x in steps]
     collected = MeanMetrics()
     for _ in range(config.epochs):
-        for chosen in minibatches(rollout.valid_indices(), config.minibatch_size, generator):
-            outputs, values, _ = policy(rollout.table.rows(ids[chosen]), hidden[chosen])
-            drawn, old_log_probs, old_values, advantage, target = (x[chosen] for x in flat)
+        parts = minibatches(rollout.valid_indices(), config.minibatch_size, generator)
+        order, sizes = torch.cat(parts), [len(part) for part in parts]
+        shuffled = (x.index_select(0, order).split(sizes) for x in flat)
+        for ids, hidden, drawn, old_log_probs, old_values, advantage, target in zip(*shuffled, strict=True):
+            outputs, values, _ = policy(rollout.table.rows(ids), hidden)
             loss, metrics = ppo_loss(
                 outputs, values, drawn, old_log_probs, old_values, advantage, target, config, policy.actions
             )

@@ -14,7 +14,7 @@ from torch import Tensor
 from deir.envs.base import EnvStep, VectorEnvs
 from deir.frozen import FrozenPolicy, ObservationCache
 from deir.metrics import Timer
-from deir.networks import grid_padding
+from deir.networks import Gates, grid_padding
 from deir.patches import ObservationTable, tabulate
 from deir.policy import Policy
 from deir.spaces import packed_view
@@ -59,7 +59,7 @@ def collect(
                 gates = frozen.gates(seen[-1].to(device))
             else:
                 seen.append(cache.lookup(observations))
-                gates = cache.gates.index_select(0, seen[-1])
+                gates = Gates(cache.gates, seen[-1])
             starts.append(start)
             hidden_before.append(hidden * torch.from_numpy(~start).to(device)[:, None] if start.any() else hidden)
             output, hidden = frozen.step(gates, hidden_before[-1])

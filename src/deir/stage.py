@@ -1,40 +1,31 @@
-"""The reward model with all that belongs to it, here or in a process of its own.
+"""The reward model with all that belongs to it, and its place beside the policy.
 
-The policy's and the model's updates do not depend on each other, and Python threads cannot run them side by side: each
-is thousands of small operations. So on a machine with two cores or more the model lives in a second process. The
-trainer hands it a rollout, waits for the rewards, and goes on while the model learns from the same rollout.
+The policy's and the model's updates do not depend on each other. Where each is made of many small operations, which
+leave a second core idle, the model learns in a thread of its own while the policy learns and collects the next rollout.
 """
 
 from __future__ import annotations
 
 import copy
-import io
-import os
-import pickle
-import signal
-import socket
-import subprocess
-import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
-from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from deir.allocator import keep_freed_memory
+from deir.allocator import collecting_later
 from deir.config import Config, RewardConfig
-from deir.errors import TrainingDiverged, UserError
+from deir.errors import TrainingDiverged
 from deir.functional import moments
 from deir.networks import Encoder, encoder_kind, make_encoder
 from deir.optim import FlatAdam
 from deir.ppo import MeanMetrics
-from deir.rewards import find_method, make_reward
+from deir.rewards import make_reward
 from deir.rewards.base import between_rollouts
 from deir.seeding import derive, torch_generator
-from deir.threads import borrow_threads, share_threads
+from deir.threads import another_party, one_party_less
 from deir.types import Metrics, Rollout
 
 State = dict[str, Any]
@@ -58,34 +49,10 @@ class RewardScale:
         return self.beta * (self.moments.normalize(raw) if self.normalize else raw) * valid
 
 
-class Stage(Protocol):
-    def begin_compute(self, rollout: Rollout, average: float, encoder: Encoder) -> None:
-        """Asks for rewards; `average` is the running mean of earlier ones, `encoder` the policy's."""
-
-    def finish_compute(self) -> Tensor:
-        """Raw rewards [T, N] of the rollout asked for."""
-
-    def begin_update(self) -> None:
-        """Lets the model learn from the rollout just computed."""
-
-    def finish_update(self) -> Metrics: ...
-
-    def keep(self) -> None:
-        """Remembers the present state as the last good one."""
-
-    def kept(self) -> State: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
-
-    def check(self, states_known: bool) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class LocalStage:
-    """The reward model in this process."""
+    """The reward model, which works when it is waited for."""
+
+    overlaps = False
 
     def __init__(
         self,
@@ -116,9 +83,11 @@ class LocalStage:
         self.reward.check(states_known)
 
     def begin_compute(self, rollout: Rollout, average: float, encoder: Encoder) -> None:
+        """Asks for rewards; `average` is the running mean of earlier ones, `encoder` the policy's."""
         self.raw = self.compute(rollout, average, encoder)
 
     def finish_compute(self) -> Tensor:
+        """Raw rewards [T, N] of the rollout asked for."""
         return self.raw
 
     def compute(self, rollout: Rollout, average: float, encoder: Encoder | None = None) -> Tensor:
@@ -130,8 +99,9 @@ class LocalStage:
         return raw
 
     def begin_update(self) -> None:
-        """Nothing to do ahead: `finish_update` does the work."""
+        """Lets the model learn from the rollout just computed, if it can do so by itself."""
 
+    @collecting_later()
     def finish_update(self) -> Metrics:
         config, collected, rollout = self.config.reward, MeanMetrics(), self.rollout
         enough = rollout is not None and len(rollout.valid_indices()) > 1  # batch normalisation needs two
@@ -146,6 +116,7 @@ class LocalStage:
         return collected.mean()
 
     def keep(self) -> None:
+        """Remembers the present state as the last good one."""
         self.good = copy.deepcopy(self.state_dict())
 
     def kept(self) -> State:
@@ -180,163 +151,58 @@ def check_finite(network: torch.nn.Module, owner: str) -> None:
             raise TrainingDiverged(f"the {owner}'s parameter {name} is not finite")
 
 
-class _Pickler(pickle.Pickler):
-    """Tensors travel as NumPy arrays: PyTorch's own ways are slower for many small ones."""
+class ThreadStage(LocalStage):
+    """The same in a thread: `begin_…` sets it to work, `finish_…` waits for it."""
 
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, Tensor):
-            return torch.from_numpy, (thing.detach().numpy(),)
-        return NotImplemented
+    overlaps = True
 
-
-def send(connection: Connection, message: Any) -> None:
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(message)
-    connection.send_bytes(buffer.getbuffer())
-
-
-class RemoteStage:
-    """The same in a process of its own: calls go over a socket, one answer for each."""
-
-    def __init__(
-        self, config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], threads: int
-    ) -> None:
-        """`threads`: of the whole run, trainer and model together."""
-        ours, theirs = socket.socketpair()
-        command = f"from deir.stage import serve; serve({theirs.fileno()}, {threads})"
-        path = os.pathsep.join(entry for entry in sys.path if entry)  # where a user's own method may live
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", command], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-        self.updating = False
-        method = find_method(config.method)
-        if method.given is not None:  # that process has not registered it
-            config = replace(config, method=f"{method.module}:{method.cls}")
-        self._send("start", config, observation_space, action_space)
-        self.reads_policy = bool(self._receive())
-        borrow_threads(threads, self.idle)
-
-    def _send(self, call: str, *arguments: Any) -> None:
-        try:
-            send(self.connection, (call, arguments))
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._ended() from None
-
-    def _receive(self) -> Any:
-        try:
-            answer = pickle.loads(self.connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            raise self._ended() from None
-        if isinstance(answer, (TrainingDiverged, UserError)):
-            raise answer
-        return answer
-
-    def _ended(self) -> UserError:
-        return UserError(
-            "the reward model's process has ended; go on with `deir train --resume`, "
-            "with `--reward.no-process` to keep the model in the main process"
-        )
-
-    def _ask(self, call: str, *arguments: Any) -> Any:
-        self._begin(call, *arguments)
-        return self._receive()
-
-    def _begin(self, call: str, *arguments: Any) -> None:
-        if self.updating:  # its answer comes first; nobody wants it any more
-            with suppress(TrainingDiverged):
-                self.finish_update()
-        self._send(call, *arguments)
-
-    def check(self, states_known: bool) -> None:
-        self._ask("check", states_known)
+    def __init__(self, config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        super().__init__(config, observation_space, action_space)
+        self.worker = ThreadPoolExecutor(1, "deir-model")
+        self.computing: Future[Tensor] | None = None
+        self.updating: Future[Metrics] | None = None
 
     def begin_compute(self, rollout: Rollout, average: float, encoder: Encoder) -> None:
-        self._begin("compute", rollout, average, encoder.state_dict() if self.reads_policy else None)
+        self.computing = self.worker.submit(self.compute, rollout, average, encoder)
 
     def finish_compute(self) -> Tensor:
-        return self._receive()
+        assert self.computing is not None
+        return self.computing.result()
 
     def begin_update(self) -> None:
-        self._send("update")
-        self.updating = True
+        self.updating = self.worker.submit(self._update)
+
+    def _update(self) -> Metrics:
+        with another_party():
+            return super().finish_update()
 
     def finish_update(self) -> Metrics:
-        self.updating = False
-        self._send("waiting")  # our threads are free
-        return self._receive()
-
-    def idle(self) -> bool:
-        """Whether the model's process has nothing to do, or has done it."""
-        return not self.updating or self.connection.poll()
-
-    def keep(self) -> None:
-        self._ask("keep")
-
-    def kept(self) -> State:
-        return self._ask("kept")
+        assert self.updating is not None
+        updating, self.updating = self.updating, None
+        with one_party_less():
+            return updating.result()
 
     def state_dict(self) -> State:
-        return self._ask("state_dict")
+        self._settle()
+        return super().state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        self._ask("load_state_dict", state)
+        self._settle()
+        super().load_state_dict(state)
+
+    def _settle(self) -> None:
+        """Lets an update end that nobody waits for any more, since the iteration broke off."""
+        if self.updating is not None:
+            with suppress(TrainingDiverged):
+                self.finish_update()
 
     def close(self) -> None:
-        borrow_threads(0, bool)
-        self.connection.close()  # the process ends when its end of the socket does
-        self.process.wait()
-
-
-def serve(descriptor: int, threads: int) -> None:
-    """The model's process: answers until the trainer is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    keep_freed_memory()
-    torch.set_num_threads(share_threads(threads))
-    connection, learning = Connection(descriptor), False
-    borrow_threads(threads, lambda: not learning or connection.poll())  # while learning, a message says it waits
-    stage: LocalStage | None = None
-    while True:
-        try:
-            call, arguments = pickle.loads(connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            return
-        if call == "waiting":
-            continue
-        learning = call == "update"
-        try:
-            if stage is None:
-                stage = LocalStage(*arguments)
-                answer: Any = stage.reads_policy
-            else:
-                answer = _answer(stage, call, arguments)
-        except (TrainingDiverged, UserError) as problem:
-            answer = problem
-        try:
-            send(connection, answer)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-
-
-def _answer(stage: LocalStage, call: str, arguments: tuple[Any, ...]) -> Any:
-    if call == "compute":
-        rollout, average, encoder_state = arguments
-        if encoder_state is not None:
-            stage.encoder.load_state_dict(encoder_state)
-        return stage.compute(rollout, average)
-    if call == "update":
-        return stage.finish_update()
-    return getattr(stage, call)(*arguments)
+        self.worker.shutdown(cancel_futures=True)
 
 
 def make_stage(
-    config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], threads: int
-) -> Stage:
-    """A process of its own where it pays: a method that learns, on the CPU, with a thread to spare."""
-    apart = config.reward.process and config.method != "none" and config.device == "cpu" and threads > 1
-    if not apart or os.name != "posix" or not find_method(config.method).importable:
-        return LocalStage(config, observation_space, action_space)
-    return RemoteStage(config, observation_space, action_space, threads)
+    config: Config, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], beside: bool
+) -> LocalStage:
+    """`beside`: it may have a thread of its own."""
+    wanted = beside and config.reward.overlap and config.method != "none"
+    return (ThreadStage if wanted else LocalStage)(config, observation_space, action_space)

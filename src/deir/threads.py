@@ -1,23 +1,28 @@
 """How many threads compute, and when.
 
-A run's threads are divided between the trainer and the reward model's process. Whoever finds that the other one is idle
-borrows its threads, for work that is made of independent jobs and gives the same bits with any number of them.
+The trainer and the reward model may work at the same time: two parties, which then share a run's threads. Work that is
+made of independent jobs uses as many as there are for its party, and gives the same bits with any number of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import TypeVar
 
 import torch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_shared = 0  # threads of this process and the other one together
-_other_idle: Callable[[], bool] = bool  # never, until told
+TURN = 5e-4  # seconds
+_lock = Lock()
+_threads = 1  # of the run
+_parties = 1  # at work
 
 
 def available_threads(wanted: int | None) -> int:
@@ -29,15 +34,39 @@ def available_threads(wanted: int | None) -> int:
     return int(given) if given.isdigit() and int(given) > 0 else cores
 
 
-def share_threads(threads: int) -> int:
-    """Of a run's threads, those the reward model learns with while the policy learns with the others."""
-    return threads - threads // 2
+def use_threads(threads: int, overlap: bool) -> None:
+    """Divides a run's threads between PyTorch's own operations and the parties that may work at the same time."""
+    global _threads
+    _threads = threads
+    torch.set_num_threads(max(1, threads // 2) if overlap else threads)
 
 
-def borrow_threads(shared: int, other_idle: Callable[[], bool]) -> None:
-    """Lets `in_parallel` use all `shared` threads of a run whenever the other process is idle."""
-    global _shared, _other_idle
-    _shared, _other_idle = shared, other_idle
+@contextmanager
+def another_party() -> Iterator[None]:
+    """While a second party works, in a thread; the two take turns at the interpreter more often than Python would."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(min(interval, TURN))
+    try:
+        yield from _parties_changed(1)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@contextmanager
+def one_party_less() -> Iterator[None]:
+    """While this party waits for the other one."""
+    yield from _parties_changed(-1)
+
+
+def _parties_changed(by: int) -> Iterator[None]:
+    global _parties
+    with _lock:
+        _parties += by
+    try:
+        yield
+    finally:
+        with _lock:
+            _parties -= by
 
 
 def in_parallel(job: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> list[Result]:
@@ -46,7 +75,7 @@ def in_parallel(job: Callable[[Item], Result], items: Sequence[Item], device: to
     Every job computes with one thread, so its bits do not depend on their number. Python threads serve here because
     each job is a few large operations.
     """
-    threads = max(torch.get_num_threads(), _shared if _other_idle() else 0)
+    threads = max(1, _threads // max(1, _parties))
     if min(threads, len(items)) <= 1 or device.type != "cpu":
         return [job(item) for item in items]
     graph = torch.is_grad_enabled()

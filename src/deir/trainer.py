@@ -12,7 +12,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from deir.actions import actions_of
-from deir.allocator import keep_freed_memory
+from deir.allocator import collecting_later, keep_freed_memory
 from deir.config import Config
 from deir.envs import make_envs
 from deir.envs.base import EnvStep
@@ -29,7 +29,7 @@ from deir.rollout import Position, collect
 from deir.seeding import derive, torch_generator
 from deir.spaces import PackedBox, packed_view
 from deir.stage import RewardScale, check_finite, make_stage
-from deir.threads import available_threads, share_threads
+from deir.threads import available_threads, use_threads
 from deir.types import PolicyTrace, Rollout
 
 _LOGGER = logging.getLogger("deir")
@@ -53,9 +53,10 @@ class Trainer:
         self.device = torch.device(config.device)
         self.envs = make_envs(config.env, config.seed, generation)
         spaces = self.envs.observation_space, self.envs.action_space
-        self.stage = make_stage(config, *spaces, threads)
-        self.overlaps = type(self.stage).__name__ == "RemoteStage"
-        torch.set_num_threads(threads - share_threads(threads) if self.overlaps else threads)
+        beside = threads > 1 and self.device.type == "cpu" and shares_patches(config, spaces[0], self.envs.repeats)
+        self.stage = make_stage(config, *spaces, beside)
+        self.overlaps = self.stage.overlaps
+        use_threads(threads, self.overlaps)
         torch.manual_seed(derive(config.seed, "init", "policy"))
         self.policy = Policy(*spaces, config.network).to(self.device)
         self.networks = networks_of(config, *spaces)
@@ -87,6 +88,7 @@ class Trainer:
     def finished(self) -> bool:
         return self.frames >= self.config.steps
 
+    @collecting_later()
     def iterate(self) -> dict[str, float | None]:
         """One rollout and one update; returns the figures of this iteration."""
         rollout, trace, steps, seconds = self.ahead or self._collect()
@@ -207,6 +209,16 @@ class Trainer:
     def close(self) -> None:
         self.stage.close()
         self.envs.close()
+
+
+def shares_patches(config: Config, observations: Space[Any], repeats: bool) -> bool:
+    """Whether the networks work on distinct patches, in operations too small for several threads each.
+
+    Whole convolutions keep every thread busy by themselves. On vectors operations are so small that two threads of
+    Python would only take turns.
+    """
+    kinds = encoder_kind(config.network.encoder, observations, images="impala").split("+")
+    return repeats and "grid" in kinds and config.network.norm != "layer"
 
 
 def networks_of(config: Config, observations: Space[Any], actions: Space[Any]) -> str:

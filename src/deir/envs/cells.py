@@ -70,11 +70,6 @@ OPAQUE = ((_TYPES == WALL_TYPE) | (_IS_DOOR & (_STATES != OPEN))).astype(np.int6
 CHANNELS = np.stack([_TYPES, (_ALL >> 4) & 0x7, _STATES], axis=-1).astype(np.uint8)  # [2^16, 3] MiniGrid's encoding
 
 
-def opened(codes: Codes) -> Codes:
-    """The same doors, open."""
-    return codes & np.uint16(0xFFFF ^ _STATE)
-
-
 def encode(obj: WorldObj | None, is_target: Callable[[WorldObj], bool]) -> int:
     """The code of a MiniGrid object; an object the engine cannot reproduce is a ValueError."""
     if obj is None:

@@ -16,25 +16,13 @@ import deir.envs.cells as cells
 from deir.config import EnvConfig
 from deir.envs.base import EnvStep
 from deir.envs.catalogue import TaskSpec
-from deir.envs.cells import EMPTY, TARGET
+from deir.envs.cells import EMPTY
 from deir.envs.layouts import NOISE_STREAM, LayoutStock
+from deir.envs.moves import DONE, act, look, state_hashes
 from deir.envs.observations import add_noise, invisible_obstacles
-from deir.envs.visibility import Visibility
 from deir.errors import UserError, invalid
 from deir.spaces import PackedBox
 
-LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
-_TURNS = np.array([-1, 1, 0, 0, 0, 0, 0])
-# What an action needs of the cell ahead in order to do anything: first with free hands, then with an object in them.
-_STEP_ON = cells.WALKABLE | cells.IS_GOAL | cells.IS_LAVA
-_NEEDS = np.array(
-    [
-        [0, 0, _STEP_ON, cells.PORTABLE, 0, cells.TOGGLES, 0],
-        [0, 0, _STEP_ON, 0, cells.VACANT, cells.TOGGLES, 0],
-    ],
-    dtype=np.uint8,
-)
-_DOOR_BITS = 0xF | 0x3 << 7  # object and state
 _FORWARD_X = np.array([1, 0, -1, 0])  # by direction: right, down, left, up
 _FORWARD_Y = np.array([0, 1, 0, -1])
 _LARGEST_PICTURE = 640  # pixels, where the tiles' 32 would be more
@@ -70,14 +58,15 @@ class MiniGridEnvs:
         self.action_space: spaces.Space[Any] = spaces.Discrete(DONE + 1)
         self.repeats = config.noise == 0
         self._max_steps = config.max_steps or env.max_steps
-        self._any_pickup_ends = self._layouts.maker.ending.any_pickup
-        self._visibility = None if env.see_through_walls else Visibility(self._view)
+        self._any_pickup_ends = bool(self._layouts.maker.ending.any_pickup)
+        self._see_through = bool(env.see_through_walls)
         # Invisible obstacles change each cell on its own, so changing the table changes every view.
         self._channels = invisible_obstacles(cells.CHANNELS) if config.invisible_obstacles else cells.CHANNELS
         self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(NOISE_STREAM,)))
         self._allocate(env.width, env.height)
 
     def _allocate(self, width: int, height: int) -> None:
+        self._everyone = np.arange(self.n_envs)
         n, pad = self.n_envs, self._view - 1  # a view never reaches further than that over the border
         self._width, self._height = width, height
         stride = width + 2 * pad
@@ -104,15 +93,15 @@ class MiniGridEnvs:
 
     def reset(self) -> NDArray[Any]:
         """Begins the next episode in every environment."""
-        self._begin(np.arange(self.n_envs))
-        self._observations = self._observe(slice(None))
+        self._begin(self._everyone)
+        self._observations = self._observe(self._everyone)
         return self._observations.copy()
 
     def step(self, actions: NDArray[np.int64]) -> EnvStep:
         success, terminated = self._act(np.asarray(actions))
         truncated = self._steps >= self._max_steps
         rewards = self._rewards(success)
-        observations = self._observe(slice(None))
+        observations = self._observe(self._everyone)
         starts = terminated | truncated
         ended = np.flatnonzero(starts)
         finals = observations[ended]
@@ -128,47 +117,10 @@ class MiniGridEnvs:
         if actions.shape != (self.n_envs,) or actions.min() < 0 or actions.max() > DONE:
             raise ValueError(f"expected {self.n_envs} actions from 0 to {DONE}, got {actions!r}")
         self._steps += 1
-        fronts = self._positions + self._ahead.take(self._directions)  # [N]
-        needs = _NEEDS.take(actions + (self._carrying != EMPTY) * (DONE + 1))
-        does = cells.PROPERTIES.take(self._flat.take(fronts)) & needs  # [N]
-        np.copyto(self._positions, fronts, where=(does & cells.WALKABLE).view(np.bool_))
-        success = (does & cells.IS_GOAL).astype(np.bool_)
-        terminated = (does & (cells.IS_GOAL | cells.IS_LAVA)).astype(np.bool_)
-        self._directions += _TURNS.take(actions)
-        self._directions &= 3
-        handling = np.flatnonzero(does >= cells.PORTABLE)
-        if handling.size:
-            self._handle(handling, actions[handling], fronts[handling], success, terminated)
-        return success, terminated
-
-    def _handle(
-        self,
-        envs: Indices,
-        actions: Indices,
-        fronts: Indices,
-        success: NDArray[np.bool_],
-        terminated: NDArray[np.bool_],
-    ) -> None:
-        """The pick-ups, drops and toggles of the K environments `envs`, all of which something stands ready for.
-
-        The next two arguments are [K]; the last two, [N], are completed.
-        """
-        before, held = self._flat[fronts], self._carrying[envs]
-        toggles = actions == TOGGLE
-        # A key fits a locked door of its colour; the two codes then differ in the object alone.
-        fits = (held & cells.KEY_AND_COLOUR) == (before & cells.KEY_AND_COLOUR) + (cells.KEY - cells.DOOR)
-        unlocked = np.where(fits & cells.LOCKED_DOOR[before], cells.opened(before), cells.TOGGLED[before])
-        # With EMPTY for nothing, a pick-up and a drop both exchange hand and cell.
-        after = np.where(toggles, unlocked, held)
-        self._flat[fronts] = after
-        self._carrying[envs] = np.where(toggles, held, before)
-        both = self._cell_hashes(fronts - self._origins[envs], np.stack([before, after]))  # [2, K]
-        self._grid_hashes[envs] ^= both[0] ^ both[1]
-        picks = actions == PICKUP
-        opens = toggles & (after & _DOOR_BITS == cells.DOOR)
-        on_target = (before & TARGET > 0) & (picks | opens)
-        success[envs[on_target]] = True
-        terminated[envs[picks if self._any_pickup_ends else on_target]] = True
+        return act(
+            actions, self._flat, self._origins, self._numbers, self._ahead, self._positions, self._directions,
+            self._carrying, self._grid_hashes, self._any_pickup_ends,
+        )  # fmt: skip
 
     def _rewards(self, success: NDArray[np.bool_]) -> NDArray[np.float64]:
         """1 - 0.9 t / T on success, or 1 without the time penalty."""
@@ -188,20 +140,12 @@ class MiniGridEnvs:
         self._steps[envs] = 0
         self._rehash(envs)
 
-    def _views(self, envs: slice | Indices) -> NDArray[np.uint8]:
-        """What the agents of `envs` see, [K, V, V, 3]."""
-        around = self._window.take(self._directions[envs], axis=0)  # [K, V, V]
-        around += self._positions[envs, None, None]
-        codes = self._flat.take(around)
-        if self._visibility is not None:
-            codes &= self._visibility.masks(cells.OPAQUE.take(codes))
-        codes[:, self._view // 2, -1] = self._carrying[envs]
-        views: NDArray[np.uint8] = self._channels.take(codes, axis=0)
-        return views
-
-    def _observe(self, envs: slice | Indices) -> NDArray[Any]:
+    def _observe(self, envs: Indices) -> NDArray[Any]:
         """[K, *obs] of `envs`: the view, with noise and direction where asked for."""
-        config, views = self._config, self._views(envs)
+        config, views = self._config, look(
+            envs, self._flat, self._positions, self._directions, self._carrying, self._window, self._channels,
+            self._see_through,
+        )  # fmt: skip
         seen = add_noise(views, config.noise, config.noise_units, self._noise) if config.noise else views
         if not config.direction:
             return seen
@@ -209,15 +153,12 @@ class MiniGridEnvs:
 
     def state_hashes(self) -> NDArray[np.uint64]:
         """Grid with box contents, agent and carried object; not the step count."""
-        agents = self._numbers.take(self._positions - self._origins) << 18 | self._directions << 16 | self._carrying
-        return self._grid_hashes ^ cells.mix(~agents)  # ~: never the key of a cell
+        return state_hashes(
+            self._grid_hashes, self._origins, self._numbers, self._positions, self._directions, self._carrying
+        )
 
     def positions(self) -> NDArray[np.int64]:
         return np.stack(self._coordinates(), 1)
-
-    def _cell_hashes(self, places: Indices, codes: NDArray[np.uint16]) -> NDArray[np.uint64]:
-        """One number for each code [..., K] at its place [K], a flat distance from cell (0, 0)."""
-        return cells.mix(self._numbers.take(places) << 16 | codes)
 
     def _rehash(self, envs: Indices) -> None:
         hashes = cells.mix(np.arange(self._width * self._height) << 16 | self._cells[envs].reshape(len(envs), -1))
@@ -257,7 +198,7 @@ class MiniGridEnvs:
         self._steps[...] = state["steps"]
         self._episodes[...] = state["episodes"]
         self._noise.bit_generator.state = state["noise"]
-        self._rehash(np.arange(self.n_envs))
+        self._rehash(self._everyone)
         self._layouts.restart(self._seed, self._episodes)
         self._observations = observations.copy()
         return observations.copy()

@@ -51,7 +51,7 @@ QUEUE_CURVE = (10_000, 100_000, 1_000_000)
 VARIANTS = {
     "3x3 view": {"env": {"view_size": 3}},
     "noise 0.1": {"env": {"noise": 0.1}},
-    "model in the main process": {"reward": {"process": False}, "threads": 1},
+    "one thread": {"threads": 1},
 }
 
 

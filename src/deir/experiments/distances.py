@@ -93,7 +93,7 @@ def episode_distances(model: EpisodicNovelty, rollout: Rollout, carry: Carry) ->
 
 def own_config(options: Distances) -> Config:
     config = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
-    return replace(config, reward=replace(config.reward, process=False))
+    return replace(config, reward=replace(config.reward, overlap=False))
 
 
 def gather(options: Distances) -> dict[int, Sample]:

@@ -27,8 +27,7 @@ class Overheard:
 
 
 def overhear(config: Config, listener: Callable[[Rollout, LocalStage], None]) -> Trainer:
-    """A trainer in one process, whose rollouts and reward model the listener sees."""
+    """A trainer whose rollouts and reward model the listener sees."""
     trainer = Trainer(config)
-    assert isinstance(trainer.stage, LocalStage), "set reward.process to False"
     trainer.stage = Overheard(trainer.stage, listener)  # type: ignore[assignment]
     return trainer

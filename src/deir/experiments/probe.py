@@ -159,7 +159,7 @@ def agent_config(options: Probe, seed: int) -> Config:
     own = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
     base = load_config(options.run) if options.run else own
     threads = 1 if options.jobs > 1 else own.threads
-    reward = replace(base.reward, process=False)
+    reward = replace(base.reward, overlap=False)
     return replace(base, seed=seed, steps=own.steps, threads=threads, reward=reward, tensorboard=False)
 
 

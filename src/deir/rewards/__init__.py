@@ -19,11 +19,6 @@ class Method(NamedTuple):
     description: str
     given: type[IntrinsicReward] | None = None  # a class registered by the program that runs
 
-    @property
-    def importable(self) -> bool:
-        """Whether another process can find the class too; not one of a script, a notebook or a function."""
-        return self.given is None or (self.module != "__main__" and "." not in self.cls)
-
 
 METHODS: dict[str, Method] = {
     "deir": Method("deir.rewards.deir", "Deir", "episodic reward from a discriminative model (this paper)"),

@@ -17,10 +17,12 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
+from deir import loops
 from deir.config import Config
 from deir.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
+from deir.kernels import arrays_of
 from deir.memory import EpisodicHistory, ObservationQueue
-from deir.networks import Encoder, head
+from deir.networks import Encoder, Part, head
 from deir.patches import concatenate, extend_table
 from deir.rewards.parts import TrajectoryModel
 from deir.types import Batch, Carry, Rollout
@@ -115,20 +117,23 @@ class Deir(EpisodicNovelty):
 
     def draw_fakes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Slots of the queue [B], drawn twice where the first equals the true next observation; and which differ."""
-        true = batch.next_observations.gather().cpu()
-        draws = torch.randint(len(self.queue), (2, len(true)), generator=generator, device="cpu")
-        differs = [(self.queue.storage[draw] != true).flatten(1).any(1) for draw in draws]
+        draws = torch.randint(len(self.queue), (2, len(batch.actions)), generator=generator, device="cpu")
+        table, ids = batch.next_observations
+        rows = arrays_of(table.distinct.cpu().flatten(1), ids.cpu())
+        storage = self.queue.storage.flatten(1).numpy()
+        differs = [torch.from_numpy(loops.rows_differ(storage, draw, *rows)) for draw in draws.numpy()]
         return torch.where(differs[0], draws[0], draws[1]), (differs[0] | differs[1]).to(batch.actions.device)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Binary cross-entropy, true and fake transitions weighted equally."""
         assert batch.fakes is not None and batch.fake_differs is not None
-        observed = self.observe(concatenate([batch.observations, batch.next_observations, batch.fakes]))
-        now, offered = observed.tensor_split([len(batch.actions)])  # o_t, and true and fake o_{t+1}
-        traj = self.advance(now, batch.hidden).repeat(2, 1)  # [2B, H]
-        next_traj = self.advance(offered, traj)  # [2B, H]
-        actions = self.actions.vector(batch.actions).repeat(2, 1)
-        logits = self.discriminator(torch.cat([traj, next_traj, actions], 1))[:, 0]  # [2B]
+        offered = concatenate([batch.next_observations, batch.fakes])  # true and fake o_{t+1}
+        now, then = self.observe([batch.observations, offered])
+        traj = self.advance(now, batch.hidden)  # [B, H]
+        next_traj = self.advance(then, traj)  # [2B, H]
+        rows = torch.arange(len(next_traj), device=traj.device)
+        taken = Part(self.actions.vector(batch.actions), rows % len(traj))
+        logits = self.discriminator.joined([Part(traj, taken.rows), Part(next_traj, rows), taken])[:, 0]  # [2B]
         true, fake = logits.chunk(2)
         differs = batch.fake_differs.to(logits.dtype)
         true_loss = F.softplus(-true).mean()  # -log Dsc

@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from deir.actions import Actions, actions_of
 from deir.config import Config
 from deir.errors import UserError
 from deir.functional import moments
-from deir.kernels import gru_update
 from deir.networks import (
     Encoder,
+    Gates,
     Share,
     encoder_kind,
     gru_gates,
-    gru_memory,
     gru_scan,
+    gru_step,
     head,
     make_encoder,
-    weighted_norm,
 )
 from deir.patches import Rows, concatenate
 from deir.rewards.base import OF_ROLLOUT, IntrinsicReward, embed_table
@@ -70,23 +70,30 @@ class TrajectoryModel(IntrinsicReward):
         width = self.gru.hidden_size if self.gru is not None else 0
         return {"hidden": torch.zeros(n_envs, width, device=next(self.parameters()).device)}
 
-    def observe(self, observations: Rows | Tensor) -> Tensor:
-        """What `advance` takes of the observations [B, *obs]: the GRU's input gates, or embeddings without an RNN."""
-        return self.encoder(observations) if self.gru is None else gru_gates(self.gru, self.encoder, observations)
+    def observe(self, observations: list[Rows | Tensor]) -> list[Gates]:
+        """What `advance` takes of batches of observations, embedded as one batch: the GRU's input gates, or without an
+        RNN the embeddings."""
+        together = concatenate(observations)
+        if self.gru is None:
+            observed = Gates(self.encoder(together), None)
+        else:
+            observed = gru_gates(self.gru, self.encoder, together)
+        return observed.split([len(part) for part in observations])
 
-    def advance(self, observed: Tensor, memory: Tensor | None) -> Tensor:
+    def advance(self, observed: Gates, memory: Tensor | None) -> Tensor:
         """e_traj after one more observation; without an RNN its embedding. [B, H]"""
         if self.gru is None:
-            return observed
+            return observed.gather()
         assert memory is not None
-        return gru_update(observed, gru_memory(self.gru, memory), memory)
+        return gru_step(self.gru, observed, memory)
 
     def embed(self, rollout: Rollout, carry: Carry) -> Trajectories:
         embeddings = embed_table(self.encoder, rollout.table)  # [U, F]
         obs, next_obs = embeddings[rollout.ids[:-1]], embeddings[rollout.next_ids]  # [T, N, F]
         if self.gru is None:
             return Trajectories(obs, next_obs, obs[..., :0], obs)
-        before, after = gru_scan(self.gru, obs, carry["hidden"], rollout.starts[:-1])  # [T, N, H]
+        gates = Gates(F.linear(embeddings, self.gru.weight_ih, self.gru.bias_ih), rollout.ids[:-1].flatten())
+        before, after = gru_scan(self.gru, gates, carry["hidden"], rollout.starts[:-1])  # [T, N, H]
         return Trajectories(obs, next_obs, before, after)
 
     def next_trajectories(self, seen: Trajectories) -> Tensor:
@@ -101,7 +108,7 @@ class TrajectoryModel(IntrinsicReward):
 
     def transitions(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """e_traj_t and e_traj_{t+1} of a batch. [B, H] each"""
-        now, then = self.observe(concatenate([batch.observations, batch.next_observations])).chunk(2)
+        now, then = self.observe([batch.observations, batch.next_observations])
         traj = self.advance(now, batch.hidden)
         return traj, self.advance(then, traj)
 
@@ -131,13 +138,6 @@ class ForwardModel(nn.Module):
     def errors(self, now: Tensor, actions: Tensor, then: Tensor) -> Tensor:
         """½ |f(φ_t, a_t) - φ_{t+1}|².   now, then: [B, H], actions: [B, A] -> [B]"""
         return 0.5 * (self.head(torch.cat([now, actions], 1)) - then).square().sum(1)
-
-
-def weighted_head(layers: nn.Sequential, x: Tensor, share: Share) -> Tensor:
-    """The head on rows [u, F] that make up the batch as `share` says."""
-    for layer in layers:
-        x = weighted_norm(layer, x, None, share) if isinstance(layer, nn.BatchNorm1d) else layer(x)
-    return x
 
 
 class RandomDistillation(nn.Module):
@@ -216,9 +216,9 @@ class RandomDistillation(nn.Module):
         """The error as a mean over outputs too, so that beside another loss it does not use up the gradient's norm."""
         assert batch.targets is not None
         inputs, ids, counts = self.distinct_inputs(batch)
-        share = Share((counts / len(batch.actions)).to(inputs.dtype), len(batch.actions))
-        errors = (weighted_head(self.predictor, inputs, share) - batch.targets[ids]).square().mean(1)  # [u]
-        loss = share.of_rows @ errors
+        share = Share((counts / len(batch.actions)).double().cpu().numpy(), len(batch.actions))
+        errors = (self.predictor(inputs, share) - batch.targets[ids]).square().mean(1)  # [u]
+        loss = (counts / len(batch.actions)).to(errors.dtype) @ errors
         return loss, {"rnd_loss": loss}
 
     def distinct_inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
