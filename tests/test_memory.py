@@ -35,11 +35,15 @@ def test_history_keeps_only_running_episodes_right_aligned():
     history = EpisodicHistory.empty(3, {"x": 1})
     rows = torch.arange(12.0).view(4, 3, 1)
     # environment 0 began at row 0, environment 1 at row 2, environment 2 begins a new episode next
-    history = history.advanced({"x": rows}, torch.tensor([0, 2, 0]), torch.tensor([False, False, True]))
+    history = history.advanced(
+        {"x": history.extended("x", rows)}, torch.tensor([0, 2, 0]), torch.tensor([False, False, True])
+    )
     assert history.lengths.tolist() == [4, 2, 0]
     assert history.depth == 4
     again = EpisodicHistory.from_tensors(history.tensors())
-    again = again.advanced({"x": rows + 100}, torch.tensor([0, 5, 7]), torch.zeros(3, dtype=torch.bool))
+    again = again.advanced(
+        {"x": again.extended("x", rows + 100)}, torch.tensor([0, 5, 7]), torch.zeros(3, dtype=torch.bool)
+    )
     assert again.lengths.tolist() == [8, 3, 1]
     assert again.rows["x"][-3:, 1, 0].tolist() == [104.0, 107.0, 110.0]
     assert again.rows["x"][:, 0, 0].tolist() == [0.0, 3.0, 6.0, 9.0, 100.0, 103.0, 106.0, 109.0]

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from builders import ACTIONS, SPACE, random_episodes
-from deir.actions import DiscreteActions
+from deir.actions import DiscreteActions, MultiDiscreteActions
 from deir.config import NetworkConfig, PPOConfig
 from deir.functional import EmaMoments
 from deir.policy import Policy
-from deir.ppo import advantages_and_returns, normalized_advantages, ppo_loss
+from deir.ppo import METRICS, advantages_and_returns, normalized_advantages, ppo_loss
 from deir.types import PolicyTrace
 
 
@@ -44,6 +44,26 @@ def test_loss_equals_a_naive_computation(clip_value):
     arguments = (logits, values, actions, old_log_probs, old_values, advantages, returns)
     loss, _ = ppo_loss(*(torch.from_numpy(x) for x in arguments), config)
     assert float(loss) == pytest.approx(naive_loss(*arguments, config))
+
+
+@pytest.mark.parametrize("changes", [{}, {"clip_range_value": 0.1}, {"advantage_norm": "minibatch"}])
+def test_the_compiled_loss_equals_the_plain_one_with_gradients_and_metrics(changes):
+    """A product of one categorical distribution takes the plain way, which works on any device."""
+    config, generator = replace(PPOConfig(), entropy_coef=0.01, **changes), torch.Generator().manual_seed(0)
+    outputs, (values, old_values, advantages, returns) = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((50, 5), (4, 50))
+    )
+    choices = torch.randint(0, 5, (50,), generator=generator)
+    old_log_probs = DiscreteActions(5).log_prob(outputs + 0.3 * torch.sin(outputs * 9), choices)
+    found = []
+    for kind, drawn in ((DiscreteActions(5), choices), (MultiDiscreteActions([5]), choices[:, None])):
+        inputs = outputs.clone().requires_grad_(), values.clone().requires_grad_()
+        loss, metrics = ppo_loss(*inputs, drawn, old_log_probs, old_values, advantages, returns, config, kind)
+        loss.backward()
+        found.append([loss.detach(), *(metrics[name].double() for name in METRICS), *(x.grad for x in inputs)])
+    assert 0 < float(found[0][5]) < 1  # some ratios are clipped
+    for compiled, plain in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain)
 
 
 @pytest.mark.parametrize("late_resets", [False, True])

@@ -34,12 +34,16 @@ class EpisodicHistory:
         """[L, N, F] history followed by [T, N, F] new rows."""
         return torch.cat([self.rows[name], new])
 
-    def advanced(self, new: dict[str, Tensor], first: Tensor, starts_next: Tensor) -> EpisodicHistory:
-        """The history after a rollout. first: [N] row of (history, new) where the last step's episode begins."""
-        total = self.depth + len(next(iter(new.values())))
+    def advanced(self, extended: dict[str, Tensor], first: Tensor, starts_next: Tensor) -> EpisodicHistory:
+        """The history after a rollout, of the rows [L+T, N, F] that `extended` gave.
+
+        first: [N] the row where the last step's episode begins
+        """
+        total = len(next(iter(extended.values())))
         lengths = torch.where(starts_next, 0, total - first)
         depth = int(lengths.max())
-        rows = {name: self.extended(name, new[name])[total - depth :].clone() for name in self.rows}
+        few = 2 * depth < total  # a copy of few rows lets the others go
+        rows = {name: x[total - depth :].clone() if few else x[total - depth :] for name, x in extended.items()}
         return EpisodicHistory(rows, lengths)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -56,9 +56,8 @@ def first_visits(
     carried = torch.arange(history.depth, device=keys.device)[:, None]
     began = history.depth - history.lengths  # [N]
     carried_first = torch.where(carried >= began, began, -1)  # [L, N]
-    earliest = first_occurrences(
-        history.extended("keys", keys), torch.cat([carried_first, first]), queries, first
-    )  # [T, N]
+    extended = history.extended("keys", keys)  # [L+T, N]
+    earliest = first_occurrences(extended, torch.cat([carried_first, first]), queries, first)  # [T, N]
     now = torch.arange(len(keys), device=keys.device)[:, None] + history.depth
-    advanced = history.advanced({"keys": keys}, first[-1], starts[-1])
+    advanced = history.advanced({"keys": extended}, first[-1], starts[-1])
     return (earliest > now if including_now else earliest >= now), advanced

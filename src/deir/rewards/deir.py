@@ -67,7 +67,7 @@ class EpisodicNovelty(TrajectoryModel):
         else:
             nearest = episodic_nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
             rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
-        history = history.advanced(new, first[-1], rollout.starts[-1])
+        history = history.advanced(keys, first[-1], rollout.starts[-1])
         return rewards * rollout.valid, {**self.carry_on(seen), **history.tensors()}
 
 

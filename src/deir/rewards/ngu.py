@@ -58,7 +58,7 @@ class Ngu(TrajectoryModel):
         rewards = rewards.to(seen.obs.dtype) * rollout.valid
         carry = {
             **self.carry_on(seen),
-            **history.advanced({"obs": seen.obs}, first[-1], rollout.starts[-1]).tensors(),
+            **history.advanced({"obs": keys}, first[-1], rollout.starts[-1]).tensors(),
         }
         if self.rnd is None:
             return rewards, carry
