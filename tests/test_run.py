@@ -122,6 +122,16 @@ def test_the_model_beside_the_policy_gives_the_same_run(tmp_path, method):
     assert untimed(tmp_path / "one") == untimed(tmp_path / "parts")
 
 
+def test_a_run_of_the_time_when_models_had_processes_resumes(tmp_path):
+    run.start(small(steps=256), tmp_path / "a")
+    file = tmp_path / "a" / "config.yaml"
+    saved = yaml.safe_load(file.read_text())
+    saved["reward"]["process"] = True
+    file.write_text(yaml.safe_dump(saved))
+    run.resume(tmp_path / "a", {"steps": 512})
+    assert int(untimed(tmp_path / "a")[-1]["frames"]) == 512
+
+
 def test_where_the_model_learns_beside_the_policy():
     """Where views share patches, and a method learns, with a thread to spare."""
     cases = [
@@ -145,10 +155,10 @@ def test_a_model_that_diverges_beside_the_policy_is_told_and_the_last_good_state
     trainer.keep()
     good = {name: tensor.clone() for name, tensor in trainer.stage.reward.state_dict().items()}
     with torch.no_grad():
-        next(trainer.stage.reward.parameters()).fill_(float("nan"))
+        trainer.stage.reward.discriminator[0].weight.fill_(float("nan"))  # its rewards stay what they were
     with pytest.raises(TrainingDiverged, match="reward model"):
         trainer.iterate()
-    assert_same(trainer.kept()["stage"]["reward"], good)
+    assert_same(dict(trainer.kept()["stage"]["reward"]), good)
     trainer.close()
 
 

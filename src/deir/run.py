@@ -112,7 +112,7 @@ def start(config: Config, out: Path | None = None, listener: Listener | None = N
 def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener | None = None) -> tuple[Path, Row]:
     """Goes on from the last whole checkpoint; `changes` may lengthen the run."""
     run = RunDirectory.existing(path, "resume")
-    config = merge(merge(Config(), load_yaml(run.config)), changes or {})
+    config = merge(_saved_config(run), changes or {})
     validate(config)
     with only_writer(path):
         if checkpoint.exists(run.checkpoints):
@@ -327,7 +327,14 @@ def _summary(trainer: Trainer, row: Row, status: str) -> dict[str, Any]:
 
 
 def load_config(path: Path, field: str = "run") -> Config:
-    return merge(Config(), load_yaml(RunDirectory.existing(path, field).config))
+    return _saved_config(RunDirectory.existing(path, field))
+
+
+def _saved_config(run: RunDirectory) -> Config:
+    saved = load_yaml(run.config)
+    if isinstance(saved.get("reward"), dict):
+        saved["reward"].pop("process", None)  # of runs whose model had a process instead of a thread
+    return merge(Config(), saved)
 
 
 def configure(overrides: dict[str, Any]) -> Config:
