@@ -345,7 +345,7 @@ def _print_table(results: list[dict[str, Any]], threads: int) -> None:
         table.add_row(_name(r), *numbers)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(
-        "seconds of each phase in one iteration; where the model has its own process, model_update is the wait for it"
+        "seconds of each phase in one iteration; where the model learns beside the policy, model_update is the wait for it"
     )
     for r in results:
         if "phases" in r:
