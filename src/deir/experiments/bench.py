@@ -344,9 +344,7 @@ def _print_table(results: list[dict[str, Any]], threads: int) -> None:
         numbers = [f"{r['fps']:,.0f}", mflop, f"{r['peak_gflops']:.0f}", efficiency, *memory]
         table.add_row(_name(r), *numbers)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print(
-        "seconds of each phase in one iteration; where the model learns beside the policy, model_update is the wait for it"
-    )
+    print("seconds of each phase in one iteration; where the model learns beside the policy, model_update is the wait")
     for r in results:
         if "phases" in r:
             print(f"  {_name(r)}: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in r["phases"].items()))
