@@ -11,21 +11,19 @@ from torch.nn import functional as F
 
 from deir.config import NetworkConfig
 from deir.frozen import FrozenPolicy, ObservationCache
+from deir.layers import MapNorm, head
 from deir.networks import (
-    Gates,
     GridEncoder,
-    MapNorm,
     PartsEncoder,
     RunningNorm,
     VectorEncoder,
     encoder_kind,
     grid_padding,
-    gru_scan,
-    head,
     make_encoder,
 )
 from deir.patches import tabulate
 from deir.policy import Policy
+from deir.recurrent import Gates, gru_scan
 from deir.spaces import PackedBox
 
 

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from deir import loops
 from deir.kernels import arrays_of
-from deir.networks import Gates, GridEncoder, gru_gates, gru_step
+from deir.networks import GridEncoder
 from deir.patches import ObservationTable
 from deir.policy import Policy
+from deir.recurrent import Gates, gru_gates, gru_step
 
 ENCODE_CHUNK = 2048  # bounds the memory of feature maps
 

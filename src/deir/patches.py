@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deir import loops
+from deir import planning
 
 Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]
@@ -103,19 +103,19 @@ class Rows(NamedTuple):
         """Integer work: which observations and patches the batch holds, and how often."""
         table, ids = self.table, self.ids.numpy()
         assert table.cells is not None and table.cells_of_observation is not None and table.placed is not None
-        observations, weights, inverse = loops.occurring_rows(ids, len(table.distinct))
+        observations, weights, inverse = planning.occurring_rows(ids, len(table.distinct))
         below, layers = np.arange(len(table.cells) + 1), []  # cells are few: all keep their numbers
         for level in table.levels:
-            shares = loops.shares_of_names(level.of_observation, observations, weights, len(level.children))
-            corners, shares, below = loops.occurring_patches(shares, level.children, below)
+            shares = planning.shares_of_names(level.of_observation, observations, weights, len(level.children))
+            corners, shares, below = planning.occurring_patches(shares, level.children, below)
             total = len(ids) * level.of_observation.shape[1]
             layers.append(Layer(corners, shares, total))
         pairs, patches, bounds = table.placed
-        *placed, slots = loops.occurring_places(pairs, observations, patches, bounds, below, GROUP)
+        *placed, slots = planning.occurring_places(pairs, observations, patches, bounds, below, GROUP)
         cells = table.cells_of_observation
         return PatchPlan(
             cells=table.cells,
-            cell_share=loops.shares_of_names(cells, observations, weights, len(table.cells)),
+            cell_share=planning.shares_of_names(cells, observations, weights, len(table.cells)),
             cell_total=len(ids) * cells.shape[1],
             layers=layers,
             placed=Placed(*placed),

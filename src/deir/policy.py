@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from deir.actions import actions_of
 from deir.config import NetworkConfig
-from deir.networks import encoder_kind, gru_gates, gru_step, head, make_encoder
+from deir.layers import head
+from deir.networks import encoder_kind, make_encoder
 from deir.patches import Rows
+from deir.recurrent import gru_gates, gru_step
 
 
 class Policy(nn.Module):

@@ -14,9 +14,10 @@ from torch import Tensor
 from deir.envs.base import EnvStep, VectorEnvs
 from deir.frozen import FrozenPolicy, ObservationCache
 from deir.metrics import Timer
-from deir.networks import Gates, grid_padding
+from deir.networks import grid_padding
 from deir.patches import ObservationTable, tabulate
 from deir.policy import Policy
+from deir.recurrent import Gates
 from deir.spaces import packed_view
 from deir.types import PolicyTrace, Rollout
 

@@ -26,7 +26,7 @@ from deir.experiments.jobs import parse_seeds
 from deir.experiments.landmarks import BINARY, LABELS, check_task
 from deir.experiments.trajectories import Labelled, samples
 from deir.functional import minibatches, moments
-from deir.networks import head
+from deir.layers import head
 from deir.options import parse
 from deir.rewards.parts import TrajectoryModel
 from deir.run import check_vacant, load_config, validate

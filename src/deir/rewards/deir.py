@@ -21,8 +21,9 @@ from deir import loops
 from deir.config import Config
 from deir.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
 from deir.kernels import arrays_of
+from deir.layers import Part, head
 from deir.memory import EpisodicHistory, ObservationQueue
-from deir.networks import Encoder, Part, head
+from deir.networks import Encoder
 from deir.patches import concatenate, extend_table
 from deir.rewards.parts import TrajectoryModel
 from deir.types import Batch, Carry, Rollout

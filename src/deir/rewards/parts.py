@@ -13,18 +13,10 @@ from deir.actions import Actions, actions_of
 from deir.config import Config
 from deir.errors import UserError
 from deir.functional import moments
-from deir.networks import (
-    Encoder,
-    Gates,
-    Share,
-    encoder_kind,
-    gru_gates,
-    gru_scan,
-    gru_step,
-    head,
-    make_encoder,
-)
+from deir.layers import Share, head
+from deir.networks import Encoder, encoder_kind, make_encoder
 from deir.patches import Rows, concatenate
+from deir.recurrent import Gates, gru_gates, gru_scan, gru_step
 from deir.rewards.base import OF_ROLLOUT, IntrinsicReward, embed_table
 from deir.types import Batch, Carry, Rollout
 
