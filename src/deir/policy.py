@@ -28,6 +28,9 @@ class Policy(nn.Module):
         self.gru = nn.GRUCell(config.features, config.hidden)
         self.actor = head(config.norm, [config.hidden, config.mlp, self.actions.outputs])
         self.critic = head(config.norm, [config.hidden, config.mlp, 1])
+        for last in (self.actor[-1], self.critic[-1]):  # a fresh policy prefers no action and expects nothing
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
         free = self.actions.free
         self.free = nn.Parameter(torch.full((free,), config.log_std)) if free else None  # a Gaussian's log-deviations
 
