@@ -44,26 +44,35 @@ class EmaMoments:
     m ← ρ m + (1-ρ) mean(x);  v ← ρ v + (1-ρ) mean((x-m)²) with the new m; they start at 0 and 1.
     """
 
-    def __init__(self, momentum: float) -> None:
+    def __init__(self, momentum: float, start: str = "unit") -> None:
         self.momentum = momentum
+        self.start = start
         self.mean = 0.0
         self.var = 1.0
+        self.count = 0
 
     def update(self, x: Tensor) -> None:
         x = x.to(torch.float64)
         if x.numel() == 0:
             return
-        self.mean = self.momentum * self.mean + (1 - self.momentum) * float(x.mean())
-        self.var = self.momentum * self.var + (1 - self.momentum) * float((x - self.mean).square().mean())
+        self.count += 1
+        keep = self.momentum
+        if self.start == "first" and self.count == 1:
+            keep = 0.0
+        if self.start == "corrected":
+            keep = 1 - (1 - keep) / (1 - keep**self.count) if keep else 0.0
+        self.mean = keep * self.mean + (1 - keep) * float(x.mean())
+        self.var = keep * self.var + (1 - keep) * float((x - self.mean).square().mean())
 
     def normalize(self, x: Tensor, eps: float = 1e-5) -> Tensor:
         return (x - self.mean) / (self.var**0.5 + eps)
 
     def state_dict(self) -> dict[str, float]:
-        return {"mean": self.mean, "var": self.var}
+        return {"mean": self.mean, "var": self.var, "count": self.count}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.mean, self.var = float(state["mean"]), float(state["var"])
+        self.count = int(state.get("count", 10**6))
 
 
 class TotalMoments(EmaMoments):
@@ -92,9 +101,25 @@ class TotalMoments(EmaMoments):
         self.count = int(state["count"])
 
 
-def moments(momentum: float | None) -> EmaMoments:
+class EachMoments(EmaMoments):
+    """A moving mean for each environment, one variance."""
+
+    def update(self, x: Tensor) -> None:
+        x = x.to(torch.float64)
+        mean = x.mean(0)
+        self.mean = self.momentum * self.mean + (1 - self.momentum) * mean  # type: ignore[assignment]
+        self.var = self.momentum * self.var + (1 - self.momentum) * float((x - self.mean).square().mean())
+
+    def state_dict(self) -> dict[str, float]:
+        return {"mean": self.mean + torch.zeros(1), "var": self.var}  # type: ignore[dict-item]
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.mean, self.var = state["mean"], float(state["var"])
+
+
+def moments(momentum: float | None, start: str = "unit") -> EmaMoments:
     """Moving moments, or those of everything without a momentum."""
-    return TotalMoments() if momentum is None else EmaMoments(momentum)
+    return TotalMoments() if momentum is None else EmaMoments(momentum, start)
 
 
 class RunningMean:

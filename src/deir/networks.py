@@ -303,7 +303,9 @@ def encoder_kind(wanted: str, space: spaces.Space[Any], images: str) -> str:
     return wanted
 
 
-def make_encoder(kind: str, space: spaces.Space[Any], features: int, norm: NormKind) -> Encoder:
+def make_encoder(
+    kind: str, space: spaces.Space[Any], features: int, norm: NormKind, input_scale: float = 1.0
+) -> Encoder:
     if isinstance(space, PackedBox):
         return PartsEncoder(space, kind.split("+"), features, norm)
     shape = space.shape
@@ -311,4 +313,7 @@ def make_encoder(kind: str, space: spaces.Space[Any], features: int, norm: NormK
     if kind == "mlp":
         return VectorEncoder(shape[0], features, norm, one_hot=space.dtype == np.uint8)
     image = (shape[0], shape[1], shape[2])
-    return {"grid": GridEncoder, "dqn": ConvEncoder, "impala": ImpalaEncoder}[kind](image, features, norm)
+    encoder = {"grid": GridEncoder, "dqn": ConvEncoder, "impala": ImpalaEncoder}[kind](image, features, norm)
+    if kind == "grid" and norm == "batch":  # (x/s - m/s) / √(v/s² + ε) = (x - m) / √(v + ε s²)
+        encoder.input_norm.eps *= input_scale**2
+    return encoder

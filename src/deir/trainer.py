@@ -17,7 +17,7 @@ from deir.config import Config
 from deir.envs import make_envs
 from deir.envs.base import EnvStep
 from deir.errors import invalid
-from deir.functional import EmaMoments
+from deir.functional import EachMoments, EmaMoments
 from deir.maps import ExplorationMaps
 from deir.metrics import EpisodeStatistics, ExplorationStatistics, Timer
 from deir.networks import encoder_kind, grid_padding
@@ -64,7 +64,11 @@ class Trainer:
         self.optimizer = FlatAdam(self.policy, config.ppo, "policy")
         self.generators = {name: torch_generator(config.seed, name) for name in ("actions", "policy")}
         self.scale = RewardScale(config.reward)
-        self.advantage_moments = EmaMoments(config.ppo.advantage_momentum)
+        self.advantage_moments = (
+            EachMoments(config.ppo.advantage_momentum)
+            if config.ppo.advantage_means == "each"
+            else EmaMoments(config.ppo.advantage_momentum, config.ppo.advantage_start)
+        )
         self.episodes = EpisodeStatistics(config.env.n_envs)
         self.exploration = ExplorationStatistics(config.env.n_envs)
         self.maps = ExplorationMaps() if config.maps else None
