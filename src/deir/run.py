@@ -11,7 +11,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,11 +24,13 @@ from deir import checkpoint
 from deir.config import Config, load_yaml, merge, save_yaml
 from deir.envs import check_env
 from deir.errors import TrainingDiverged, UserError, invalid
-from deir.files import LOCK, only_writer, write_whole
+from deir.files import LOCK, make_writable, only_writer, write_whole
+from deir.imports import check_trusted
 from deir.metrics import WINDOW
 from deir.presets import resolve
 from deir.ranges import check, check_device
 from deir.rewards import check_method
+from deir.stopping import stop_signals
 from deir.trainer import Trainer
 
 FIRST_COLUMNS = (
@@ -98,9 +100,9 @@ def start(config: Config, out: Path | None = None, listener: Listener | None = N
     validate(config)
     run = RunDirectory(out or default_directory(config))
     check_vacant(run.path)
+    make_writable("out", run.path)
     trainer = Trainer(config)
     try:
-        run.path.mkdir(parents=True, exist_ok=True)
         with only_writer(run.path):
             check_vacant(run.path)
             save_yaml(config, run.config)
@@ -109,10 +111,18 @@ def start(config: Config, out: Path | None = None, listener: Listener | None = N
         trainer.close()
 
 
-def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener | None = None) -> tuple[Path, Row]:
-    """Goes on from the last whole checkpoint; `changes` may lengthen the run."""
+def resume(
+    path: Path,
+    changes: dict[str, Any] | None = None,
+    listener: Listener | None = None,
+    trust: bool | Collection[str] = (),
+) -> tuple[Path, Row]:
+    """Goes on from the last whole checkpoint; `changes` may lengthen the run.
+
+    `trust`: True, or names of code in the run's config.yaml that may be imported.
+    """
     run = RunDirectory.existing(path, "resume")
-    config = merge(_saved_config(run), changes or {})
+    config = merge(_saved_config(run, trust), changes or {})
     validate(config)
     with only_writer(path):
         if checkpoint.exists(run.checkpoints):
@@ -212,7 +222,7 @@ def _csv_text(columns: list[str], rows: list[Row], header: bool) -> str:
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C, SIGTERM, or a closed terminal or pipe."""
 
 
 @contextmanager
@@ -225,7 +235,7 @@ def _signals_noted() -> Iterator[list[int]]:
         noted.append(number)
         signal.signal(number, previous[number])
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         with suppress(ValueError):  # not the main thread: the caller handles signals
             previous[number] = signal.signal(number, note)
     try:
@@ -326,15 +336,18 @@ def _summary(trainer: Trainer, row: Row, status: str) -> dict[str, Any]:
     }
 
 
-def load_config(path: Path, field: str = "run") -> Config:
-    return _saved_config(RunDirectory.existing(path, field))
+def load_config(path: Path, field: str = "run", trust: bool | Collection[str] = ()) -> Config:
+    """The configuration of a run. Names of code in it are refused, but for those that are trusted."""
+    return _saved_config(RunDirectory.existing(path, field), trust)
 
 
-def _saved_config(run: RunDirectory) -> Config:
+def _saved_config(run: RunDirectory, trust: bool | Collection[str]) -> Config:
     saved = load_yaml(run.config)
     if isinstance(saved.get("reward"), dict):
         saved["reward"].pop("process", None)  # of runs whose model had a process instead of a thread
-    return merge(Config(), saved)
+    config = merge(Config(), saved)
+    check_trusted(config.env.id, config.method, run.config, trust)
+    return config
 
 
 def configure(overrides: dict[str, Any]) -> Config:
