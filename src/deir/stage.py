@@ -66,7 +66,9 @@ class LocalStage:
         self.device = torch.device(config.device)
         torch.manual_seed(derive(config.seed, "init", "reward"))
         kind = encoder_kind(config.network.encoder, observation_space, images="impala")
-        own = make_encoder(kind, observation_space, config.network.features, config.network.norm, config.network.input_scale)
+        own = make_encoder(
+            kind, observation_space, config.network.features, config.network.norm, config.network.input_scale
+        )
         self.encoder = (encoder or own).to(self.device)
         self.reward = make_reward(config, observation_space, action_space, self.encoder).to(self.device)
         self.optimizer = FlatAdam(self.reward, config.ppo, "reward model") if self.reward.learns else None

@@ -41,7 +41,9 @@ class EpisodicNovelty(TrajectoryModel):
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, config, config.reward.deir.features, config.reward.deir.hidden)
+        super().__init__(
+            observation_space, action_space, config, config.reward.deir.features, config.reward.deir.hidden
+        )
         self.options = config.reward.deir
 
     def initial_carry(self, n_envs: int) -> Carry:
@@ -83,7 +85,9 @@ class Deir(EpisodicNovelty):
         super().__init__(observation_space, action_space, config, policy_encoder)
         self.max_queue_bytes = config.checkpoint.max_queue_mb * 2**20
         mlp = self.options.mlp or config.network.mlp
-        self.discriminator = head(config.network.norm, [2 * self.width + self.actions.width, *[mlp] * self.options.head_layers, 1])
+        self.discriminator = head(
+            config.network.norm, [2 * self.width + self.actions.width, *[mlp] * self.options.head_layers, 1]
+        )
         dtype = torch.uint8 if observation_space.dtype == "uint8" else torch.float32
         self.queue = ObservationQueue(self.options.queue_size, observation_space.shape, dtype)
 
