@@ -23,6 +23,7 @@ OURS = {
     "noise",
     "noise-normalized",
     "doorkey",
+    "betas",
     "differences",
     "moments",
     "mountaincar",
