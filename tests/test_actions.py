@@ -13,19 +13,19 @@ from gymnasium import spaces
 from torch import distributions as D
 
 import deir
-from deir import run
-from deir.actions import BoxActions, DiscreteActions, MultiDiscreteActions, actions_of
+from deir.algorithm.actions import BoxActions, DiscreteActions, MultiDiscreteActions, actions_of
+from deir.algorithm.metrics import Timer
+from deir.algorithm.policy import Policy
+from deir.algorithm.ppo import ppo_loss
+from deir.algorithm.rewards import METHODS
+from deir.algorithm.rollout import Position, collect
 from deir.config import EnvConfig, NetworkConfig, PPOConfig
 from deir.envs import make_envs
 from deir.errors import UserError
-from deir.evaluate import evaluate
-from deir.frozen import FrozenPolicy
-from deir.metrics import Timer
-from deir.policy import Policy
-from deir.ppo import ppo_loss
-from deir.rewards import METHODS
-from deir.rollout import Position, collect
-from deir.run import configure
+from deir.fast.acting import FrozenPolicy
+from deir.runs import run
+from deir.runs.evaluate import evaluate
+from deir.runs.run import configure
 from test_run import assert_same, final_state, untimed
 
 BOX = spaces.Box(np.array([-2.0, 0.0, -np.inf], np.float32), np.array([2.0, 10.0, np.inf], np.float32))

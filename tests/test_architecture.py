@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "deir"
+TRAINING = {f"deir.algorithm.{name}" for name in ("policy", "rollout", "trainer")}
+ABOVE = {"deir.envs.gymnasium", "deir.envs.minigrid", "deir.runs.run", "deir.cli", *TRAINING}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -25,37 +27,41 @@ def modules(*patterns: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "path", modules("functional.py", "memory.py", "loops.py", "seeding.py", "errors.py"), ids=lambda p: p.stem
+    "path",
+    modules("algorithm/functional.py", "algorithm/memory.py", "fast/loops.py", "seeding.py", "errors.py"),
+    ids=lambda p: p.stem,
 )
 def test_the_ground_floor_imports_nothing_of_ours(path):
     assert not {name for name in imports_of(path) if name.split(".")[0] == "deir"}
 
 
-@pytest.mark.parametrize("path", modules("rewards/*.py"), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", modules("algorithm/rewards/*.py"), ids=lambda p: p.stem)
 def test_rewards_know_nothing_of_ppo_envs_or_training(path):
-    forbidden = {"deir.ppo", "deir.envs", "deir.trainer", "deir.rollout", "deir.run", "deir.cli", "deir.policy"}
+    forbidden = {*ABOVE, "deir.algorithm.ppo"}
     assert not {name for name in imports_of(path) if any(name == f or name.startswith(f"{f}.") for f in forbidden)}
 
 
 @pytest.mark.parametrize("path", [p for p in modules("**/*.py") if "experiments" not in p.parts], ids=lambda p: p.stem)
 def test_heavy_tools_live_above(path):
     heavy = {"ray", "optuna", "plotly", "scipy", "matplotlib", "stable_baselines3", "sb3_contrib"}
-    if "integrations" in path.parts:
+    if "plugin" in path.parts:
         heavy -= {"stable_baselines3"}
     assert not {name for name in imports_of(path) if name.split(".")[0] in heavy}
 
 
-@pytest.mark.parametrize("path", modules("plug.py", "inputs.py", "stage.py"), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", modules("plugin/reward.py", "plugin/arrays.py", "algorithm/reward_model.py"), ids=lambda p: p.stem
+)
 def test_a_reward_for_any_loop_needs_nothing_of_ours_but_itself(path):
-    forbidden = {"deir.envs", "deir.trainer", "deir.rollout", "deir.run", "deir.cli", "deir.policy"}
+    forbidden = ABOVE
     assert not {name for name in imports_of(path) if any(name == f or name.startswith(f"{f}.") for f in forbidden)}
 
 
-@pytest.mark.parametrize("path", modules("envs/*.py"), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", modules("envs/**/*.py"), ids=lambda p: p.stem)
 def test_environments_need_no_torch(path):
     assert not {name for name in imports_of(path) if name.split(".")[0] == "torch"}
 
 
 def test_the_layout_worker_and_the_bare_package_do_not_load_torch():
-    code = "import sys, deir, deir.envs, deir.envs.layouts; sys.exit('torch' in sys.modules)"
+    code = "import sys, deir, deir.envs, deir.envs.minigrid.layouts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -3,9 +3,9 @@
 import pytest
 
 from deir.errors import UserError
-from deir.experiments import bench
-from deir.experiments.bench import _with_efficiency, measure, parse_pair, parse_settings, plain_mflop_per_frame
-from deir.run import configure
+from deir.experiments.bench import command as bench
+from deir.experiments.bench.command import _with_efficiency, measure, parse_pair, parse_settings, plain_mflop_per_frame
+from deir.runs.run import configure
 
 
 def test_plain_arithmetic_is_that_of_the_layer_shapes():

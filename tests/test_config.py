@@ -7,9 +7,9 @@ import pytest
 
 from deir.config import Config, load_yaml, merge, parse_count, save_yaml, to_dict
 from deir.errors import UserError
-from deir.presets import SUITES, resolve, suite_of
-from deir.ranges import check
-from deir.run import configure
+from deir.runs.presets import SUITES, resolve, suite_of
+from deir.runs.ranges import check
+from deir.runs.run import configure
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from deir.functional import (
+from deir.algorithm.functional import (
     EmaMoments,
     RunningMean,
     explained_variance,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from deir.experiments.curves import COLUMNS, Curve, read_all
-from deir.experiments.learning_speed import draw, frames_to, grouped, table
+from deir.experiments.report.curves import COLUMNS, Curve, read_all
+from deir.experiments.report.learning_speed import draw, frames_to, grouped, table
 
 
 def curve(returns, episodes=None, env="Task", method="deir", seed=0, every=100):

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from deir.config import Config
-from deir.experiments.distances import DEFAULTS, Distances
-from deir.experiments.distances import check as check_distances
-from deir.experiments.grid import read_grid
-from deir.experiments.probe import Probe
-from deir.experiments.probe import check as check_probe
-from deir.options import parse
-from deir.presets import SEEDS, suite_of
-from deir.run import configure
+from deir.experiments.paper.distances import DEFAULTS, Distances
+from deir.experiments.paper.distances import check as check_distances
+from deir.experiments.paper.probe import Probe
+from deir.experiments.paper.probe import check as check_probe
+from deir.experiments.sweep.grid import read_grid
+from deir.runs.options import parse
+from deir.runs.presets import SEEDS, suite_of
+from deir.runs.run import configure
 
 FILES = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
 COMMANDS = {"figure-7": "probe", "figure-a1": "distances"}  # the rest are sweeps

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from deir.algorithm.rewards import METHODS
 from deir.config import Config, merge, to_dict
-from deir.presets import CANDIDATES, OURS, SEEDS, SUITES, TABLE, nested, part_of, resolve, source, suite_of
-from deir.ranges import check
-from deir.rewards import METHODS
-from deir.run import configure
+from deir.runs.presets import CANDIDATES, OURS, SEEDS, SUITES, TABLE, nested, part_of, resolve, source, suite_of
+from deir.runs.ranges import check
+from deir.runs.run import configure
 
 SUITE_NAMES = ("minigrid", "omfull", "procgen")
 

@@ -14,14 +14,14 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deir import checkpoint, run
+from deir.algorithm.policy import Policy
 from deir.config import Config
 from deir.envs import make_envs
+from deir.envs.spaces import PackedBox
 from deir.errors import UserError
-from deir.plug import Embeddings, Reward
-from deir.policy import Policy
+from deir.plugin.reward import Embeddings, Reward
+from deir.runs import checkpoint, run
 from deir.seeding import torch_generator
-from deir.spaces import PackedBox
 
 
 class TrainResult(NamedTuple):
@@ -52,7 +52,7 @@ def train(
 
 def draw_curve(path: Path, config: Config) -> None:
     """learning_curve.png of a run, and maps.png where it has maps."""
-    from deir.experiments.figures import exploration_maps, learning_curve
+    from deir.experiments.report.figures import exploration_maps, learning_curve
 
     directory, title = run.RunDirectory(path), f"{config.method} on {config.env.id}, seed {config.seed}"
     learning_curve(directory.progress, directory.figure, title)
