@@ -24,7 +24,7 @@ class Policy(nn.Module):
         self.actions = actions_of(action_space, config.box_policy)
         self.observation_space = observation_space
         kind = encoder_kind(config.encoder, observation_space, images="impala")
-        self.encoder = make_encoder(kind, observation_space, config.features, config.norm, config.input_scale)
+        self.encoder = make_encoder(kind, observation_space, config.features, config.norm)
         self.gru = nn.GRUCell(config.features, config.hidden)
         self.actor = head(config.norm, [config.hidden, config.mlp, self.actions.outputs])
         self.critic = head(config.norm, [config.hidden, config.mlp, 1])
