@@ -6,22 +6,9 @@ Python's lock, in the type of their first argument, and give the same bits every
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-
-
-def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled when first called, and only once where a directory can be written that remembers it."""
-    try:
-        return njit(loop, nogil=True, error_model="numpy", cache=True)
-    except RuntimeError:
-        return njit(loop, nogil=True, error_model="numpy")
+from deir.compiled import Array, compiled
 
 
 @compiled
