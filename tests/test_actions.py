@@ -127,6 +127,22 @@ def test_a_squashed_box_has_the_density_of_a_transformed_normal():
     torch.testing.assert_close(kind.log_prob(outputs, choices).double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+@pytest.mark.parametrize("box", ["squashed", "clipped"])
+@pytest.mark.parametrize("actions", ACTION_SPACES)
+def test_a_fresh_policy_prefers_nothing_and_expects_nothing(actions: str, box: Any, norm: Any):
+    policy = Policy(OBSERVATION_SPACES["vector"], ACTION_SPACES[actions], NetworkConfig(norm=norm, box_policy=box))
+    for mode in (policy.train(), policy.eval()):
+        outputs, values, _ = mode(torch.randn(6, 5), torch.randn(6, 64))
+        assert torch.equal(values, torch.zeros(6))
+        kind = policy.actions
+        if isinstance(kind, BoxActions):  # the middle of the Box
+            expected = torch.tensor([0.0, 5.0]).expand(6, 2)
+            torch.testing.assert_close(kind.taken(kind.mode(outputs)), expected, rtol=0, atol=0)
+        else:
+            assert torch.equal(outputs, torch.zeros_like(outputs))  # equal logits: uniform
+
+
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.3), (-2.0, 0.5), (0.0, 0.05), (1.5, 2.0)])
 def test_the_entropy_of_a_squashed_box_is_the_integral(mean: float, std: float):
     kind = BoxActions(spaces.Box(-3, 3, (1,)), "squashed")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from numba import njit
+from numba.core import event
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -20,3 +22,21 @@ def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
         return njit(loop, nogil=True, error_model="numpy", cache=True)
     except RuntimeError:
         return njit(loop, nogil=True, error_model="numpy")
+
+
+class _CompilationNotice(event.Listener):  # type: ignore[misc]
+    """Says why nothing seems to happen the first time. Loops that are found on disk are not compiled."""
+
+    def __init__(self) -> None:
+        self.given = False
+
+    def on_start(self, event: Any) -> None:
+        if not self.given:
+            logging.getLogger("deir").info("compiling the inner loops, once: about ten seconds")
+        self.given = True
+
+    def on_end(self, event: Any) -> None:
+        """Nothing to say."""
+
+
+event.register("numba:compile", _CompilationNotice())

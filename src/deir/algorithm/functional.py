@@ -38,29 +38,31 @@ def occurrence_ranks(keys: Tensor) -> Tensor:
     return torch.empty_like(places).scatter_(0, order, places - begins)
 
 
+LONG_AGO = 10**6  # rollouts after which a start is forgotten: of checkpoints that did not count them
+
+
 class EmaMoments:
     """Moving mean and variance over rollouts.
 
     m ← ρ m + (1-ρ) mean(x);  v ← ρ v + (1-ρ) mean((x-m)²) with the new m; they start at 0 and 1.
+    Corrected, as Adam's moments are, the k-th rollout counts (1-ρ)/(1-ρᵏ) in place of 1-ρ: the start is forgotten.
     """
 
-    def __init__(self, momentum: float, start: str = "unit") -> None:
+    def __init__(self, momentum: float, corrected: bool = False) -> None:
         self.momentum = momentum
-        self.start = start
+        self.corrected = corrected
         self.mean = 0.0
         self.var = 1.0
-        self.count = 0
+        self.count = 0  # of rollouts
 
     def update(self, x: Tensor) -> None:
-        x = x.to(torch.float64)
         if x.numel() == 0:
             return
+        x = x.to(torch.float64)
         self.count += 1
         keep = self.momentum
-        if self.start == "first" and self.count == 1:
-            keep = 0.0
-        if self.start == "corrected":
-            keep = 1 - (1 - keep) / (1 - keep**self.count) if keep else 0.0
+        if self.corrected and keep < 1:
+            keep = 1 - (1 - keep) / (1 - keep**self.count)
         self.mean = keep * self.mean + (1 - keep) * float(x.mean())
         self.var = keep * self.var + (1 - keep) * float((x - self.mean).square().mean())
 
@@ -72,15 +74,14 @@ class EmaMoments:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.mean, self.var = float(state["mean"]), float(state["var"])
-        self.count = int(state.get("count", 10**6))
+        self.count = int(state.get("count", LONG_AGO))
 
 
 class TotalMoments(EmaMoments):
     """Mean and variance of everything seen so far."""
 
     def __init__(self) -> None:
-        super().__init__(0.0)
-        self.count = 0
+        super().__init__(0.0)  # `count` is of values
 
     def update(self, x: Tensor) -> None:
         if x.numel() == 0:
@@ -93,33 +94,10 @@ class TotalMoments(EmaMoments):
         self.mean += share * (mean - self.mean)
         self.count = total
 
-    def state_dict(self) -> dict[str, float]:
-        return {**super().state_dict(), "count": self.count}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        super().load_state_dict(state)
-        self.count = int(state["count"])
-
-
-class EachMoments(EmaMoments):
-    """A moving mean for each environment, one variance."""
-
-    def update(self, x: Tensor) -> None:
-        x = x.to(torch.float64)
-        mean = x.mean(0)
-        self.mean = self.momentum * self.mean + (1 - self.momentum) * mean  # type: ignore[assignment]
-        self.var = self.momentum * self.var + (1 - self.momentum) * float((x - self.mean).square().mean())
-
-    def state_dict(self) -> dict[str, float]:
-        return {"mean": self.mean + torch.zeros(1), "var": self.var}  # type: ignore[dict-item]
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.mean, self.var = state["mean"], float(state["var"])
-
-
-def moments(momentum: float | None, start: str = "unit") -> EmaMoments:
+def moments(momentum: float | None, corrected: bool = False) -> EmaMoments:
     """Moving moments, or those of everything without a momentum."""
-    return TotalMoments() if momentum is None else EmaMoments(momentum, start)
+    return TotalMoments() if momentum is None else EmaMoments(momentum, corrected)
 
 
 class RunningMean:

@@ -303,9 +303,7 @@ def encoder_kind(wanted: str, space: spaces.Space[Any], images: str) -> str:
     return wanted
 
 
-def make_encoder(
-    kind: str, space: spaces.Space[Any], features: int, norm: NormKind, input_scale: float = 1.0
-) -> Encoder:
+def make_encoder(kind: str, space: spaces.Space[Any], features: int, norm: NormKind) -> Encoder:
     if isinstance(space, PackedBox):
         return PartsEncoder(space, kind.split("+"), features, norm)
     shape = space.shape
@@ -313,7 +311,4 @@ def make_encoder(
     if kind == "mlp":
         return VectorEncoder(shape[0], features, norm, one_hot=space.dtype == np.uint8)
     image = (shape[0], shape[1], shape[2])
-    encoder = {"grid": GridEncoder, "dqn": ConvEncoder, "impala": ImpalaEncoder}[kind](image, features, norm)
-    if kind == "grid" and norm == "batch":  # (x/s - m/s) / √(v/s² + ε) = (x - m) / √(v + ε s²)
-        encoder.input_norm.eps *= input_scale**2
-    return encoder
+    return {"grid": GridEncoder, "dqn": ConvEncoder, "impala": ImpalaEncoder}[kind](image, features, norm)

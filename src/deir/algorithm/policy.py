@@ -24,13 +24,12 @@ class Policy(nn.Module):
         self.actions = actions_of(action_space, config.box_policy)
         self.observation_space = observation_space
         kind = encoder_kind(config.encoder, observation_space, images="impala")
-        self.encoder = make_encoder(kind, observation_space, config.features, config.norm, config.input_scale)
+        self.encoder = make_encoder(kind, observation_space, config.features, config.norm)
         self.gru = nn.GRUCell(config.features, config.hidden)
         self.actor = head(config.norm, [config.hidden, config.mlp, self.actions.outputs])
         self.critic = head(config.norm, [config.hidden, config.mlp, 1])
-        for last in (self.actor[-1], self.critic[-1]):  # a fresh policy prefers no action and expects nothing
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+        for parameter in (*self.actor[-1].parameters(), *self.critic[-1].parameters()):
+            nn.init.zeros_(parameter)  # a fresh policy prefers no action and expects nothing
         free = self.actions.free
         self.free = nn.Parameter(torch.full((free,), config.log_std)) if free else None  # a Gaussian's log-deviations
 

@@ -34,8 +34,8 @@ def advantages_and_returns(
 def normalized_advantages(advantages: Tensor, valid: Tensor, config: PPOConfig, moments: EmaMoments) -> Tensor:
     if config.advantage_norm != "ema":
         return advantages
-    moments.update(advantages if config.advantage_means == "each" else advantages[valid])
-    return moments.normalize(advantages, 1e-8).to(advantages.dtype)
+    moments.update(advantages[valid])
+    return moments.normalize(advantages, 1e-8)
 
 
 def ppo_loss(

@@ -32,11 +32,11 @@ State = dict[str, Any]
 
 
 class RewardScale:
-    """What the policy is paid for raw rewards: β (r - μ)/(σ + 1e-5), by the moving moments over rollouts."""
+    """What the policy is paid for raw rewards: β (r - μ)/(σ + 1e-5), by the moving, corrected moments over rollouts."""
 
     def __init__(self, config: RewardConfig) -> None:
         self.beta, self.normalize = config.beta, config.normalize
-        self.moments = moments(config.momentum, config.start)
+        self.moments = moments(config.momentum, corrected=True)
 
     @property
     def average(self) -> float:
@@ -66,7 +66,7 @@ class LocalStage:
         self.device = torch.device(config.device)
         torch.manual_seed(derive(config.seed, "init", "reward"))
         kind = encoder_kind(config.network.encoder, observation_space, images="impala")
-        own = make_encoder(kind, observation_space, config.network.features, config.network.norm, config.network.input_scale)
+        own = make_encoder(kind, observation_space, config.network.features, config.network.norm)
         self.encoder = (encoder or own).to(self.device)
         self.reward = make_reward(config, observation_space, action_space, self.encoder).to(self.device)
         self.optimizer = FlatAdam(self.reward, config.ppo, "reward model") if self.reward.learns else None

@@ -12,7 +12,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from deir.algorithm.actions import actions_of
-from deir.algorithm.functional import EachMoments, EmaMoments
+from deir.algorithm.functional import EmaMoments
 from deir.algorithm.maps import ExplorationMaps
 from deir.algorithm.metrics import EpisodeStatistics, ExplorationStatistics, Timer
 from deir.algorithm.networks import encoder_kind, grid_padding
@@ -64,11 +64,7 @@ class Trainer:
         self.optimizer = FlatAdam(self.policy, config.ppo, "policy")
         self.generators = {name: torch_generator(config.seed, name) for name in ("actions", "policy")}
         self.scale = RewardScale(config.reward)
-        self.advantage_moments = (
-            EachMoments(config.ppo.advantage_momentum)
-            if config.ppo.advantage_means == "each"
-            else EmaMoments(config.ppo.advantage_momentum, config.ppo.advantage_start)
-        )
+        self.advantage_moments = EmaMoments(config.ppo.advantage_momentum)
         self.episodes = EpisodeStatistics(config.env.n_envs)
         self.exploration = ExplorationStatistics(config.env.n_envs)
         self.maps = ExplorationMaps() if config.maps else None

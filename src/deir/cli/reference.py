@@ -148,7 +148,7 @@ def _presets() -> Iterator[str]:
         for row in _changed(default, layers):
             rows.append([f"`{method}`", *(cell + star for cell, star in zip(row, stars, strict=True))])
     yield table(["method", "key", "default", *suites], rows)
-    yield "\\* not in the paper, which did not run the method there: MiniGrid's value.\n"
+    yield "\\* neither the paper nor we tried the method there: the value of the column it stands on.\n"
     yield "For one task and method:\n"
     yield table(
         ["task", "method", "key", "value"],

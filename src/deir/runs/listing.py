@@ -9,19 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deir.algorithm.rewards import METHODS
-from deir.runs.presets import (
-    BEYOND,
-    COMMON,
-    DESCRIPTIONS,
-    LIKE_DEIR,
-    OUR_BETAS,
-    OURS,
-    SUITE_NAMES,
-    TABLE,
-    TASKS,
-    Row,
-    source,
-)
+from deir.runs.presets import BEYOND, COMMON, DESCRIPTIONS, LIKE_DEIR, OURS, SUITE_NAMES, TABLE, TASKS, Row, source
 
 
 def _print(title: str, columns: list[str], rows: list[list[str]], note: str = "") -> None:
@@ -70,10 +58,14 @@ def print_presets() -> None:
     shared += [[name, f"--{name}".replace("_", "-"), "", "", _cell(value)] for name, value in BEYOND["procgen"].items()]
     shared[0].insert(1, "")
     _print("Presets (Table A1): all methods", ["", "option", *suites], shared)
-    ours = [["for", *(DESCRIPTIONS[suite] for suite in OURS)]]
-    for name in dict.fromkeys(name for changes in OURS.values() for name in changes):
-        ours.append([f"--{name}".replace("_", "-"), *(_cell(changes.get(name, "")) for changes in OURS.values())])
-    ours.append(["--reward.beta with deir", *(_cell(OUR_BETAS[suite]["deir"]) for suite in OURS)])
+    ours = [["for", *(DESCRIPTIONS[suite] for suite in OURS)], ["changes", *(suite.base for suite in OURS.values())]]
+    for name in dict.fromkeys(name for suite in OURS.values() for name in suite.changes):
+        cells = (_cell(suite.changes.get(name, "")) for suite in OURS.values())
+        ours.append([f"--{name}".replace("_", "-"), *cells])
+    found = dict.fromkeys((part, key) for suite in OURS.values() for part in suite.own for key in suite.own[part])
+    for part, key in found:
+        cells = (_cell(suite.own.get(part, {}).get(key, "")) for suite in OURS.values())
+        ours.append([f"--{key} with {part}".replace("_", "-"), *cells])
     own = []
     for method, rows in TABLE.items():
         for row in rows:
@@ -87,7 +79,7 @@ def print_presets() -> None:
         f"*: not in the paper, which did not run the method there; MiniGrid's value. Exceptions: {exceptions}.\n"
         f"{', '.join(LIKE_DEIR)}: as deir; deir+rnd normalises the RND error as ngu does.",
     )
-    _print("Presets that are not in the paper: what they change in minigrid", ["option", *OURS], ours)
+    _print("Presets that are not in the paper: what they change in a column of it", ["option", *OURS], ours)
 
 
 def _words(row: Row) -> list[str]:

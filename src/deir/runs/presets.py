@@ -14,9 +14,11 @@ DASH = "-"  # the paper has no value: the method was not run there, or the optio
 TOTAL_AVERAGE = None  # the configuration's word for a mean over all of training instead of a moving one
 
 DESCRIPTIONS = {
-    "minigrid": "MiniGrid and any other task: 16 workers x 512 steps, batch normalisation",
+    "minigrid": "MiniGrid and any other task as in the paper: 16 workers x 512 steps, batch normalisation",
     "omfull": "ObstructedMaze-Full: 64 workers x 256 steps, layer normalisation, extrinsic reward x 10",
     "procgen": "ProcGen: 64 workers x 256 steps, layer normalisation, IMPALA and DQN encoders",
+    "swift": "not in the paper: MiniGrid in half the frames, by short rollouts; the choice for MiniGrid's tasks",
+    "omfull-author": "ObstructedMaze-Full by its author's own command: wider networks, clipped values",
     "control": "not in the paper: Gymnasium tasks with vectors to see and counted actions, such as MountainCar-v0",
     "continuous": "not in the paper: Gymnasium tasks with Box actions, such as MountainCarContinuous-v0 or MuJoCo's",
 }
@@ -121,15 +123,37 @@ _VECTORS: dict[str, Any] = {
     "ppo.truncation": "bootstrap",  # a reward at every step: what a time limit cuts off must be valued
     "reward.extrinsic_coef": 0.1,  # returns of ±100 would leave the shared layers to the value loss
 }
-OURS: dict[str, dict[str, Any]] = {
+
+
+class OurSuite(NamedTuple):
+    """A suite that Table A1 does not have."""
+
+    base: str  # the column of the table that it changes
+    changes: dict[str, Any]  # for all methods
+    own: dict[str, dict[str, Any]]  # by the part of the table, what was found for it; other parts keep the base's
+
+
+OURS: dict[str, OurSuite] = {
+    # found by `deir tune` (docs/tuning.md)
+    "swift": OurSuite("minigrid", {"ppo.rollout_steps": 128}, {"deir": {"reward.beta": 1e-2}}),
+    "omfull-author": OurSuite(
+        "omfull",
+        {"network.features": 256, "network.hidden": 256, "network.mlp": 256, "ppo.clip_range_value": 0.2},
+        {"deir": {"reward.momentum": 0.99}},
+    ),
     # normalised, the advantages of a task that has not paid yet are noise, along which PPO drifts away; statistics of a
     # batch, which move with what the agent has just begun to do, made it lose the goal again
-    "control": {**_VECTORS, "ppo.advantage_norm": "none", "network.norm": "none", "ppo.learning_rate": 1e-3},
-    "continuous": {**_VECTORS, "ppo.entropy_coef": 0.0, "network.log_std": -0.7},
+    "control": OurSuite(
+        "minigrid",
+        {**_VECTORS, "ppo.advantage_norm": "none", "network.norm": "none", "ppo.learning_rate": 1e-3},
+        {"deir": {"reward.beta": 0.3}},
+    ),
+    "continuous": OurSuite(
+        "minigrid",
+        {**_VECTORS, "ppo.entropy_coef": 0.0, "network.log_std": -0.7},
+        {"deir": {"reward.beta": 0.1}},
+    ),
 }
-"""Suites that are not the paper's, by what they change in MiniGrid's column."""
-OUR_BETAS: dict[str, dict[str, float]] = {"control": {"deir": 0.3}, "continuous": {"deir": 0.1}}
-"""β of our suites, by the part of the table; other methods keep MiniGrid's values, untried."""
 
 TASKS: dict[tuple[str, str], Overrides] = {
     ("procgen:caveflyer", "deir"): {"reward": {"beta": 5e-3}},  # the table's second footnote
@@ -160,22 +184,22 @@ def part_of(method: str) -> str:
 
 
 def source(suite: str, method: str) -> str:
-    """The column a method's values come from: MiniGrid's where the paper has none (it did not run the method there)."""
+    """Where a method's values come from: MiniGrid's column where neither the paper nor we tried it in the suite."""
+    part = part_of(method)
     if suite in OURS:
-        return suite if part_of(method) in OUR_BETAS[suite] else "minigrid"
-    return suite if TABLE[part_of(method)][0].value(suite) != DASH else "minigrid"
+        return suite if part in OURS[suite].own else source(OURS[suite].base, method)
+    return suite if TABLE[part][0].value(suite) != DASH else "minigrid"
 
 
 def _method_values(suite: str, method: str) -> Overrides:
-    part = part_of(method)
-    values = column(TABLE[part], "minigrid" if suite in OURS else source(suite, method))
-    beta = OUR_BETAS.get(suite, {}).get(part, values.get("reward.beta"))
-    return nested({**values, **BEYOND.get(method, {}), "reward.beta": beta})
+    part, ours = part_of(method), OURS.get(suite)
+    values = column(TABLE[part], source(ours.base if ours else suite, method))
+    return nested({**values, **BEYOND.get(method, {}), **(ours.own.get(part, {}) if ours else {})})
 
 
 SUITES: dict[str, Overrides] = {
     **{suite: nested({**column(COMMON, suite), **BEYOND.get(suite, {})}) for suite in SUITE_NAMES},
-    **{suite: nested({**column(COMMON, "minigrid"), **changes}) for suite, changes in OURS.items()},
+    **{suite: nested({**column(COMMON, ours.base), **ours.changes}) for suite, ours in OURS.items()},
 }
 METHODS: dict[tuple[str, str], Overrides] = {
     (suite, method): _method_values(suite, method) for method in (*TABLE, *LIKE_DEIR) for suite in SUITES
@@ -193,12 +217,13 @@ CANDIDATES: dict[str, dict[str, tuple[Any, ...]]] = {
 def suite_of(env_id: str) -> str:
     """The column of Table A1 for a task, or our suite for its kind of observations and actions."""
     from deir.envs.gymnasium import suits_control
+    from deir.envs.minigrid.catalogue import resolve as minigrid_task
 
     if env_id.startswith("procgen:"):
         return "procgen"
     if "ObstructedMaze-Full" in env_id:
         return "omfull"
-    return suits_control(env_id) or "minigrid"
+    return suits_control(env_id) or ("swift" if minigrid_task(env_id) else "minigrid")
 
 
 def resolve(config: Config) -> Config:

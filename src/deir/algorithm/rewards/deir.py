@@ -41,7 +41,7 @@ class EpisodicNovelty(TrajectoryModel):
         config: Config,
         policy_encoder: Encoder | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, config, config.reward.deir.features, config.reward.deir.hidden)
+        super().__init__(observation_space, action_space, config, config.reward.deir.features)
         self.options = config.reward.deir
 
     def initial_carry(self, n_envs: int) -> Carry:
@@ -83,7 +83,7 @@ class Deir(EpisodicNovelty):
         super().__init__(observation_space, action_space, config, policy_encoder)
         self.max_queue_bytes = config.checkpoint.max_queue_mb * 2**20
         mlp = self.options.mlp or config.network.mlp
-        self.discriminator = head(config.network.norm, [2 * self.width + self.actions.width, *[mlp] * self.options.head_layers, 1])
+        self.discriminator = head(config.network.norm, [2 * self.width + self.actions.width, mlp, mlp, 1])
         dtype = torch.uint8 if observation_space.dtype == "uint8" else torch.float32
         self.queue = ObservationQueue(self.options.queue_size, observation_space.shape, dtype)
 
@@ -98,11 +98,7 @@ class Deir(EpisodicNovelty):
     def batches(
         self, rollout: Rollout, carry: Carry, epochs: int, size: int, generator: torch.Generator
     ) -> Iterator[Batch]:
-        if self.options.skip_ends:
-            trained = replace(rollout, valid=rollout.valid & ~rollout.dones)
-        else:
-            trained = rollout
-        plain = list(super().batches(trained, carry, epochs, size, generator))
+        plain = list(super().batches(rollout, carry, epochs, size, generator))
         slots = [self.draw_fakes(batch, generator) for batch in plain]
         if not rollout.table.levels:
             device = rollout.table.distinct.device
@@ -133,10 +129,7 @@ class Deir(EpisodicNovelty):
         """Binary cross-entropy, true and fake transitions weighted equally."""
         assert batch.fakes is not None and batch.fake_differs is not None
         offered = concatenate([batch.next_observations, batch.fakes])  # true and fake o_{t+1}
-        if self.options.statistics == "separate":
-            (now,), (then,) = self.observe([batch.observations]), self.observe([offered])
-        else:
-            now, then = self.observe([batch.observations, offered])
+        now, then = self.observe([batch.observations, offered])
         traj = self.advance(now, batch.hidden)  # [B, H]
         next_traj = self.advance(then, traj)  # [2B, H]
         rows = torch.arange(len(next_traj), device=traj.device)

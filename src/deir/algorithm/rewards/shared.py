@@ -24,7 +24,7 @@ from deir.fast.patches import Rows, concatenate
 def model_encoder(observation_space: spaces.Box, config: Config, features: int) -> Encoder:
     """The encoder of the reward models: the grid's, or the widened DQN network for images."""
     kind = encoder_kind(config.reward.encoder, observation_space, images="dqn")
-    return make_encoder(kind, observation_space, features, config.network.norm, config.network.input_scale)
+    return make_encoder(kind, observation_space, features, config.network.norm)
 
 
 INPUT_LIMIT = 5.0  # deviations at which random distillation cuts its inputs
@@ -50,15 +50,13 @@ class TrajectoryModel(IntrinsicReward):
         action_space: spaces.Space[Any],
         config: Config,
         features: int | None = None,
-        hidden: int | None = None,
     ) -> None:
         super().__init__()
         features = features or config.network.features
-        hidden = hidden or config.network.hidden
         self.actions = actions_of(action_space)
         self.encoder = model_encoder(observation_space, config, features)
-        self.gru = nn.GRUCell(features, hidden) if self.recurrent else None
-        self.width = hidden if self.recurrent else features  # of a trajectory embedding
+        self.gru = nn.GRUCell(features, config.network.hidden) if self.recurrent else None
+        self.width = config.network.hidden if self.recurrent else features  # of a trajectory embedding
 
     def initial_carry(self, n_envs: int) -> Carry:
         width = self.gru.hidden_size if self.gru is not None else 0

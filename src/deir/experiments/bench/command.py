@@ -40,11 +40,13 @@ from deir.runs.presets import nested
 from deir.runs.run import configure, validate
 
 PAIRS = (
-    ("DoorKey-8x8", "deir"),
-    ("DoorKey-8x8", "none"),
-    ("KeyCorridorS6R3", "deir"),
-    ("ObstructedMaze-Full", "deir"),
+    "DoorKey-8x8/deir",
+    "DoorKey-8x8/deir/minigrid",
+    "DoorKey-8x8/none",
+    "KeyCorridorS6R3/deir",
+    "ObstructedMaze-Full/deir",
 )
+FRAMES = 8192  # of one measured iteration, at least
 ENVS_CURVE = (1, 4, 16, 64, 256)
 LENGTH_CURVE = (100, 500, 1000, 5000)
 QUEUE_CURVE = (10_000, 100_000, 1_000_000)
@@ -62,7 +64,7 @@ class Bench:
     pairs: tuple[str, ...] = ()
     """Pairs to measure, as ENV/METHOD (a preset may follow: ObstructedMaze-Full/deir/minigrid)."""
     iterations: int = 5
-    """Iterations measured after warming up."""
+    """Iterations measured after warming up, each of at least 8,192 frames: short rollouts are counted together."""
     warm_up: int | None = None
     """Iterations before those; two, or one with more than 16 environments, when not given."""
     settings: tuple[str, ...] = ()
@@ -152,14 +154,15 @@ def measure(overrides: dict[str, Any], iterations: int, warm_up: int | None = No
     """One pair, in this process."""
     config = configure(overrides)
     trainer = Trainer(config)
-    for _ in range((2 if config.env.n_envs <= 16 else 1) if warm_up is None else warm_up):
+    together = max(1, FRAMES // (config.env.n_envs * config.ppo.rollout_steps))
+    for _ in range(together * ((2 if config.env.n_envs <= 16 else 1) if warm_up is None else warm_up)):
         trainer.iterate()
     frames, begin = trainer.frames, time.perf_counter()
-    rows = [trainer.iterate() for _ in range(iterations)]
+    rows = [trainer.iterate() for _ in range(together * iterations)]
     seconds = time.perf_counter() - begin
     frames = trainer.frames - frames
     trainer.close()
-    phases = {phase: float(np.mean([row[f"seconds_{phase}"] or 0.0 for row in rows])) for phase in PHASES}
+    phases = {phase: sum(row[f"seconds_{phase}"] or 0.0 for row in rows) / iterations for phase in PHASES}
     phases["rest"] = max(0.0, seconds / iterations - sum(phases.values()))
     return {
         "env": config.env.id,
@@ -259,7 +262,7 @@ def _wanted(args: Bench) -> list[dict[str, Any]]:
         raise invalid("warm_up", args.warm_up, "a whole number, 0 or more")
     settings = parse_settings(args.settings)
     env_settings = settings.pop("env", {})
-    pairs = [parse_pair(text) for text in args.pairs] or [{"env": {"id": env}, "method": m} for env, m in PAIRS]
+    pairs = [parse_pair(text) for text in args.pairs or PAIRS]
     wanted = [{**settings, **pair, "env": {**env_settings, **pair["env"]}} for pair in pairs]
     for overrides in wanted:
         validate(configure(overrides))
@@ -323,8 +326,7 @@ def _name(figures: dict[str, Any]) -> str:
     extra = [f"{k} {figures[k]:,}" for k in ("environments", "episode_length", "queue_size") if k in figures]
     extra += [str(figures[k]) for k in ("variant",) if k in figures]
     extra += [figures["kind"]] if figures["kind"] == "whole run" else []
-    preset = figures.get("preset", "minigrid")
-    extra += [f"preset {preset}"] if preset != "minigrid" else []
+    extra += [f"preset {figures['preset']}"] if "preset" in figures else []
     return " ".join([figures["env"].removeprefix("MiniGrid-"), figures["method"], *extra])
 
 
