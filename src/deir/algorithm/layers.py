@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from deir.compiled import Array
 from deir.fast import loops
 from deir.fast.kernels import arrays_of, gather_norm
-from deir.fast.loops import Array
 
 NormKind = Literal["batch", "layer", "none"]
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deir.algorithm.layers import NormKind, Share, each_row, gathered_norm, norm_image, norm_vector, trains_by_batch
+from deir.compiled import Array
 from deir.envs.spaces import PackedBox
 from deir.errors import UserError
 from deir.fast.kernels import gather_sum, in_pieces, placed_linear
-from deir.fast.loops import Array
 from deir.fast.patches import PatchPlan, Rows
 
 

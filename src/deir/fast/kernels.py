@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from deir.compiled import Array
 from deir.fast import loops
-from deir.fast.loops import Array
 from deir.fast.patches import GROUP, Placed
 from deir.fast.threads import in_parallel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deir.fast.loops import Array, compiled
+from deir.compiled import Array, compiled
 
 
 @compiled

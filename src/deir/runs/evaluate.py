@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from deir.api import Agent
+from deir.algorithm.policy import Policy
+from deir.config import Config
 from deir.envs import make_envs
 from deir.envs.base import VectorEnvs
 from deir.errors import UserError, invalid
@@ -18,6 +20,16 @@ from deir.seeding import derive, torch_generator
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
 VIDEO_FPS = 8
+
+
+class Agent(Protocol):
+    """What is evaluated: `deir.Agent`, or anything that acts like it."""
+
+    config: Config
+    policy: Policy
+    generator: torch.Generator
+
+    def act(self, observations: NDArray[Any], state: Any = None, greedy: bool = False) -> tuple[NDArray[Any], Any]: ...
 
 
 @dataclass(frozen=True)

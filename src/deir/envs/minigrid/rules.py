@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deir.compiled import compiled
 from deir.envs.minigrid.cells import (
     DOOR,
     EMPTY,
@@ -27,7 +28,6 @@ from deir.envs.minigrid.cells import (
     VACANT,
     WALKABLE,
 )
-from deir.fast.loops import compiled
 
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
 DOOR_BITS = 0xF | 0x3 << 7  # object and state

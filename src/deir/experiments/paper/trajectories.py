@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deir.agent import load
 from deir.algorithm.metrics import EpisodeStatistics, Timer
 from deir.algorithm.policy import Policy
 from deir.algorithm.reward_model import LocalStage
@@ -94,8 +95,6 @@ def while_training(config: Config) -> Iterator[Sample]:
 
 def of_run(path: Path, config: Config) -> Iterator[Sample]:
     """Rollouts of a trained agent that learns no more, in its own task; `config` says how long, and the seed."""
-    from deir.api import load
-
     agent = load(path)
     played = replace(agent.config, seed=config.seed, steps=config.steps)
     streams = [Player(played, purpose) for purpose in ("training", "validation")]
