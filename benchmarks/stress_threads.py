@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from deir.run import configure
-from deir.stage import ThreadStage
-from deir.trainer import Trainer
+from deir.algorithm.reward_model import ThreadStage
+from deir.algorithm.trainer import Trainer
+from deir.runs.run import configure
 
 ENVS, STEPS, BATCH, EPOCHS = 2, 64, 4, 4
 UPDATES = ENVS * STEPS // BATCH * EPOCHS  # gradient steps of one iteration, in each of the two threads

@@ -15,7 +15,7 @@ import optuna
 import pytest
 import yaml
 
-from deir.experiments.tune import asked, open_study
+from deir.experiments.tune.command import asked, open_study
 from test_sweep import wait_for
 from test_tune import FILE, plan_of
 

@@ -13,11 +13,11 @@ from deir import cli
 from deir.config import Config, EnvConfig, load_yaml, merge, parse_count, parse_yaml
 from deir.envs.gymnasium import GymnasiumEnvs
 from deir.errors import UserError, invalid, shortened
-from deir.experiments.grid import make_grid
-from deir.experiments.jobs import parse_seeds
-from deir.experiments.study import make_plan
-from deir.ranges import DEVICES, LARGEST, LARGEST_OF_COMMANDS, LARGEST_WHOLE, check, check_device
-from deir.run import configure
+from deir.experiments.sweep.grid import make_grid
+from deir.experiments.sweep.jobs import parse_seeds
+from deir.experiments.tune.study import make_plan
+from deir.runs.ranges import DEVICES, LARGEST, LARGEST_OF_COMMANDS, LARGEST_WHOLE, check, check_device
+from deir.runs.run import configure
 from test_gymnasium import Shown
 
 LONGEST_MESSAGE = 1500  # characters
@@ -239,8 +239,8 @@ def test_nan_and_infinity_of_an_environment_are_named(env, message):
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_texts(tmp_path):
-    from deir.experiments.curves import COLUMNS, Curve, read_table, write_table
-    from deir.experiments.report import _write_rows
+    from deir.experiments.report.command import _write_rows
+    from deir.experiments.report.curves import COLUMNS, Curve, read_table, write_table
     from deir.files import as_cell, from_cell
 
     for text in ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", "'=1", "''+", "plain", "'quoted", "a=b", ""):
@@ -259,7 +259,7 @@ def test_cells_that_a_spreadsheet_would_compute_are_texts(tmp_path):
 
 
 def test_names_in_a_summary_are_text_and_nothing_else():
-    from deir.experiments.texts import _plain
+    from deir.experiments.report.summary_text import _plain
 
     assert _plain("DoorKey-8x8 view_size=3") == "DoorKey-8x8 view_size=3"
     assert _plain("a|b\nc") == "a\\|b c"
@@ -270,7 +270,7 @@ def test_names_in_a_summary_are_text_and_nothing_else():
 
 
 def test_labels_of_a_strangers_run_do_nothing_to_a_terminal(tmp_path):
-    from deir.experiments.curves import read_run
+    from deir.experiments.report.curves import read_run
 
     tree = {"env": {"id": "\x1b[31mred\x07"}, "method": "m" * 10_000, "seed": 0, "steps": 8}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))

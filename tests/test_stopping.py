@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deir import cli, run
+from deir import cli
 from deir.config import to_dict
 from deir.errors import UserError
-from deir.experiments.engines import LocalEngine
-from deir.experiments.jobs import Job
-from deir.experiments.launch import launch
-from deir.experiments.pool import Board, Progress, Run, run_all
+from deir.experiments.sweep.engines import LocalEngine
+from deir.experiments.sweep.jobs import Job
+from deir.experiments.sweep.launch import launch
+from deir.experiments.sweep.scheduler import Board, Progress, Run, run_all
 from deir.files import check_file, make_writable
+from deir.runs import run
 from deir.stopping import run_command
 from test_sweep import OVERRIDES, alive, status, wait_for, writer_of
 
@@ -111,7 +112,8 @@ def test_the_worker_of_layouts_ends_with_its_parent_in_the_middle_of_a_layout(tm
     )
     parent = tmp_path / "parent.py"
     parent.write_text(
-        "import time\nfrom deir.envs.catalogue import TaskSpec\nfrom deir.envs.layouts import Worker\n"
+        "import time\nfrom deir.envs.minigrid.catalogue import TaskSpec\n"
+        "from deir.envs.minigrid.layouts import Worker\n"
         "worker = Worker.start(TaskSpec('slow', 'slow:Slow'))\nworker.request(1)\nworker.send()\n"
         "print(worker.process.pid, flush=True)\ntime.sleep(1000)\n"
     )
@@ -238,9 +240,10 @@ def test_a_place_that_cannot_be_written_is_told_before_any_work(tmp_path, monkey
     def never(*_: object, **__: object) -> None:
         raise AssertionError("work was begun")
 
-    for name in ("deir.run.Trainer", "deir.experiments.pool.advance", "deir.experiments.curves.read_all",
-                 "deir.experiments.overhear.Trainer", "deir.experiments.trajectories.overhear",
-                 "deir.experiments.bench._in_own_process"):  # fmt: skip
+    for name in ("deir.runs.run.Trainer", "deir.experiments.sweep.scheduler.advance",
+                 "deir.experiments.report.curves.read_all",
+                 "deir.experiments.paper.overhear.Trainer", "deir.experiments.paper.trajectories.overhear",
+                 "deir.experiments.bench.command._in_own_process"):  # fmt: skip
         monkeypatch.setattr(name, never)
     for odd in odd_places(tmp_path):
         commands = [
@@ -288,7 +291,7 @@ def test_ctrl_c_before_the_run_has_begun_says_so(tmp_path, monkeypatch, capsys):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deir.run.Trainer", interrupted)
+    monkeypatch.setattr("deir.runs.run.Trainer", interrupted)
     monkeypatch.setattr(sys, "argv", ["deir", "train", "--out", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 import deir
-from deir import run
 from deir.config import to_dict
 from deir.errors import UserError
-from deir.experiments.grid import read_grid
-from deir.experiments.study import read_plan
+from deir.experiments.sweep.grid import read_grid
+from deir.experiments.tune.study import read_plan
 from deir.imports import python, search_path
-from deir.options import parse
+from deir.runs import run
+from deir.runs.options import parse
 
 EVIL = """
 import pathlib
@@ -57,7 +57,7 @@ def saved_run(place: Path, field: str, name: str) -> Path:
 @pytest.mark.parametrize(("field", "name"), NAMES)
 def test_a_saved_name_of_code_is_refused(stranger, field, name):
     from deir import cli
-    from deir.experiments.probe import Probe
+    from deir.experiments.paper.probe import Probe
 
     place = saved_run(stranger / "run", field, name)
     config = str(place / "config.yaml")
@@ -119,7 +119,10 @@ def test_what_the_user_names_is_imported(stranger):
 
 def test_a_method_of_our_own_does_not_open_the_working_directory(tmp_path):
     """Optional packages that are not installed must not be found where the user happens to stand."""
-    code = "import sys; from deir.rewards import reward_class; reward_class('deir'); sys.exit(sys.argv[1] in sys.path)"
+    code = (
+        "import sys; from deir.algorithm.rewards import reward_class; reward_class('deir')\n"
+        "sys.exit(sys.argv[1] in sys.path)"
+    )
     assert subprocess.run([sys.executable, "-P", "-c", code, str(tmp_path)], cwd=tmp_path).returncode == 0
 
 
@@ -133,14 +136,14 @@ assert envs._layouts._worker._alive and envs._layouts._worker.process.poll() is 
 envs.close()
 """,
     "worker": """
-from deir.experiments.launch import launch
+from deir.experiments.sweep.launch import launch
 config = {"threads": 1, "steps": 1, "method": "none", "env": {"id": "x"}}
 process = launch({"out": "o", "log": "o.log", "config": config})
 process.wait(60)
 assert "configuration key" in open("o.log").read() or "error" in open("o.log").read(), open("o.log").read()
 """,
     "bench": """
-from deir.experiments import bench
+from deir.experiments.bench import command as bench
 try:
     bench._in_own_process("nothing")
 except Exception as error:
@@ -148,7 +151,7 @@ except Exception as error:
 """,
     "probe": """
 from pathlib import Path
-from deir.experiments.probe import Probe, all_seeds
+from deir.experiments.paper.probe import Probe, all_seeds
 if __name__ == "__main__":
     try:
         list(all_seeds(Probe(jobs=2, run=Path("nowhere")), [0, 1]))
