@@ -16,7 +16,8 @@ import yaml
 
 from deir import checkpoint, run
 from deir.errors import TrainingDiverged, UserError
-from deir.run import FIRST_COLUMNS, configure
+from deir.progress import FIRST_COLUMNS
+from deir.run import configure
 from deir.stage import check_finite
 from deir.trainer import Trainer
 

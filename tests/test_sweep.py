@@ -20,10 +20,11 @@ from deir.experiments.board import SweepBoard
 from deir.experiments.curves import read_all
 from deir.experiments.engines import LocalEngine
 from deir.experiments.grid import make_grid
-from deir.experiments.jobs import Job, last_row, read_rows
+from deir.experiments.jobs import Job
 from deir.experiments.pool import Board, Run, run_all
 from deir.experiments.sweep import Sweep, command_of, estimate
 from deir.files import held, only_writer
+from deir.progress import last_row, read_rows
 
 OVERRIDES = {
     "env": {"n_envs": 4, "layout_worker": False},

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from deir.config import Config, flatten, load_yaml, parse_count, to_dict
 from deir.errors import UserError, invalid, unknown
 from deir.experiments.grid import CONFIG_KEYS, ENV_KEYS, Tree, known_keys, mapping, merged, name_of, seed_list
-from deir.experiments.jobs import Job, read_rows
+from deir.experiments.jobs import Job
 from deir.presets import CANDIDATES, nested, part_of
+from deir.progress import read_rows
 from deir.run import RunDirectory, configure, validate
 
 if TYPE_CHECKING:
