@@ -52,7 +52,7 @@ def last_row(progress: Path) -> dict[str, str] | None:
 def frames_done(progress: Path) -> int | None:
     """Frames of the last whole row."""
     row = last_row(progress)
-    return int(row["frames"]) if row else None
+    return int(float(row["frames"])) if row else None
 
 
 def _whole_lines(text: bytes) -> list[bytes]:
@@ -64,9 +64,7 @@ def _row(header: bytes, line: bytes) -> dict[str, str] | None:
     names, cells = (next(csv.reader([text.decode(errors="replace")]), []) for text in (header, line))
     if len(cells) != len(names) or not all(map(_is_number, cells)):
         return None
-    row = dict(zip(names, cells, strict=True))
-    counters = (row.get("iteration", ""), row.get("frames", ""))
-    return row if all(text.isascii() and text.isdigit() for text in counters) else None
+    return dict(zip(names, cells, strict=True))
 
 
 def _is_number(text: str) -> bool:
@@ -103,15 +101,16 @@ class StoredLog:
         expected = None if checksum else 1
         for line in self.lines[1:]:
             row = _row(self.lines[0], line)
-            number = int(row["iteration"]) if row else None
-            if row is None or number is None or number > iteration or number != (expected or number):
+            text = row.get("iteration", "") if row else ""
+            number = int(text) if text.isascii() and text.isdigit() else 0
+            if row is None or number > iteration or number != (expected or number):
                 break
             rows.append(row)
             expected = number + 1
         if iteration and (not rows or int(rows[-1]["iteration"]) != iteration):
             raise UnfitCheckpoint(f"{self.path} has no whole row {expected or 1}, which checkpoint {iteration} counts")
-        text = b"".join(line + b"\n" for line in self.lines[: len(rows) + 1])
-        if rows and checksum and checksum != f"{zlib.crc32(text):08x}":
+        counted = b"".join(line + b"\n" for line in self.lines[: len(rows) + 1])
+        if rows and checksum and checksum != f"{zlib.crc32(counted):08x}":
             raise UnfitCheckpoint(f"a row of {self.path} is not what was written before checkpoint {iteration}")
         if self.torn:
             print(f"warning: {self.path}: its torn last row is dropped", file=sys.stderr)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .base import Budget, Kind, Tally, Unavailable, kinds
+from .preload import start_again_with_library
 
 COLUMNS = ("tried", "bit for bit", "clear errors", "tracebacks", "lost", "seconds")
 
@@ -53,6 +54,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    start_again_with_library()
     known = kinds()
     args = arguments(known)
     print(f"| fault | {' | '.join(COLUMNS)} |\n|---|{'---:|' * len(COLUMNS)}", flush=True)

@@ -27,6 +27,11 @@ class Tally:
     lost: int = 0  # anything else: a wrong result without a word, a run that cannot go on, a process that hangs
     faults: list[str] = field(default_factory=list)
 
+    def add(self, other: Tally) -> None:
+        for name in ("tried", "exact", "errors", "tracebacks", "lost"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.faults += other.faults
+
     def exactly(self) -> None:
         self.tried += 1
         self.exact += 1
