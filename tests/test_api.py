@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import deir
-from deir import checkpoint
 from deir.config import EnvConfig
-from deir.evaluate import evaluate
+from deir.runs import checkpoint
+from deir.runs.evaluate import evaluate
 
 TINY = {"ppo": {"rollout_steps": 32, "minibatch_size": 64}, "threads": 1, "tensorboard": False}
 

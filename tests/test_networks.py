@@ -9,10 +9,8 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
 
-from deir.config import NetworkConfig
-from deir.frozen import FrozenPolicy, ObservationCache
-from deir.layers import MapNorm, head
-from deir.networks import (
+from deir.algorithm.layers import MapNorm, head
+from deir.algorithm.networks import (
     GridEncoder,
     PartsEncoder,
     RunningNorm,
@@ -21,10 +19,12 @@ from deir.networks import (
     grid_padding,
     make_encoder,
 )
-from deir.patches import tabulate
-from deir.policy import Policy
-from deir.recurrent import Gates, gru_scan
-from deir.spaces import PackedBox
+from deir.algorithm.policy import Policy
+from deir.algorithm.recurrent import Gates, gru_scan
+from deir.config import NetworkConfig
+from deir.envs.spaces import PackedBox
+from deir.fast.acting import FrozenPolicy, ObservationCache
+from deir.fast.patches import tabulate
 
 
 def few_kinds_of_views(count: int, size: int, seed: int = 0) -> torch.Tensor:

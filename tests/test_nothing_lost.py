@@ -18,17 +18,17 @@ import torch
 import yaml
 
 import deir
-from deir import checkpoint, run
+from deir.algorithm.trainer import Trainer
 from deir.cli import main
 from deir.config import to_dict
-from deir.envs.catalogue import resolve
-from deir.envs.layouts import LayoutMaker
+from deir.envs.minigrid.catalogue import resolve
+from deir.envs.minigrid.layouts import LayoutMaker
 from deir.errors import UserError
-from deir.experiments.curves import read_run
-from deir.experiments.grid import merged
-from deir.experiments.jobs import Job
-from deir.run import configure
-from deir.trainer import Trainer
+from deir.experiments.report.curves import read_run
+from deir.experiments.sweep.grid import merged
+from deir.experiments.sweep.jobs import Job
+from deir.runs import checkpoint, run
+from deir.runs.run import configure
 from faults.runs import FRAMES, ITERATIONS, TINY, Reference, same, status, untimed
 
 
@@ -369,7 +369,7 @@ def test_files_honour_the_umask(tmp_path, mask):
 
 def test_a_damaged_layout_is_made_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("DEIR_CACHE", str(tmp_path))
-    monkeypatch.setattr("deir.envs.layouts.SLOW", 0.0)
+    monkeypatch.setattr("deir.envs.minigrid.layouts.SLOW", 0.0)
     spec = resolve("DoorKey-8x8")
     right = [LayoutMaker(spec).make(seed) for seed in range(6)]
     (file,) = tmp_path.glob("layouts/*.sqlite")

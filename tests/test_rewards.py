@@ -10,13 +10,13 @@ import torch
 from torch.nn import functional as F
 
 from builders import ACTIONS, SPACE, random_episodes, walk
-from deir import checkpoint
+from deir.algorithm.networks import GridEncoder
+from deir.algorithm.rewards import METHODS, make_reward
+from deir.algorithm.rewards.base import between_rollouts
 from deir.config import Config, merge
 from deir.errors import UserError
-from deir.networks import GridEncoder
-from deir.presets import resolve
-from deir.rewards import METHODS, make_reward
-from deir.rewards.base import between_rollouts
+from deir.runs import checkpoint
+from deir.runs.presets import resolve
 
 ENVS = 3
 LEARNING = [name for name in METHODS if name not in ("none", "count")]

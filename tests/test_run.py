@@ -14,12 +14,12 @@ import pytest
 import torch
 import yaml
 
-from deir import checkpoint, run
+from deir.algorithm.reward_model import check_finite
+from deir.algorithm.trainer import Trainer
 from deir.errors import TrainingDiverged, UserError
-from deir.progress import FIRST_COLUMNS
-from deir.run import configure
-from deir.stage import check_finite
-from deir.trainer import Trainer
+from deir.runs import checkpoint, run
+from deir.runs.progress import FIRST_COLUMNS
+from deir.runs.run import configure
 
 SMALL = {
     "env": {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False},

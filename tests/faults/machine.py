@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deir import checkpoint, run
 from deir.errors import UserError
+from deir.runs import checkpoint, run
 
 from .base import Budget, Tally
 from .runs import TINY, Reference

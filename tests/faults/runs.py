@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deir import checkpoint
+from deir.runs import checkpoint
 
 ITERATIONS = 4
 FRAMES = 2 * 8  # of one iteration

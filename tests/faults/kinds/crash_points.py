@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from deir import run
+from deir.runs import run
 
 from ..base import Budget, Kind, Tally
 from ..machine import OK, Note, child, finish, go_on, noting, reference, spread
