@@ -13,7 +13,6 @@ import tyro
 import yaml
 
 from deir.errors import UserError, invalid, shortened, unknown
-from deir.files import write_whole
 
 T = TypeVar("T")
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
@@ -381,7 +380,3 @@ def _entries(tree: Any, depth: int) -> int:
         if total > YAML_ENTRIES:
             break
     return total
-
-
-def save_yaml(config: Config, path: Path) -> None:
-    write_whole(path, yaml.safe_dump(to_dict(config), sort_keys=False))

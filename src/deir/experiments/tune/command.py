@@ -13,6 +13,7 @@ import tyro
 
 from deir.errors import UserError, invalid
 from deir.experiments.sweep.engines import Engine, EngineName, make_engine
+from deir.experiments.sweep.jobs import Job, check_all
 from deir.experiments.sweep.launch import GRACE
 from deir.experiments.sweep.live_table import SweepBoard
 from deir.experiments.sweep.scheduler import PAUSE, RETRIES, STALL, Run, advance, stop_all, stop_signals
@@ -59,6 +60,7 @@ class Judged:
     def __init__(self, trial: optuna.Trial, plan: Plan, out: Path, known: int = 0) -> None:
         self.trial = trial
         jobs = plan.jobs(trial.params, out)
+        _check_own(trial, jobs)
         self.runs = [Run(job, "finished" if job.finished else "waiting") for job in jobs]
         self.curve = Curve(plan, jobs)
         self.warmup = plan.warmup
@@ -97,6 +99,14 @@ class Judged:
             return f"pruned after {self.reported} reports"
         study.tell(self.trial, value)
         return f"{value:.4f}"
+
+
+def _check_own(trial: optuna.Trial, jobs: Sequence[Job]) -> None:
+    """Runs that are there must be of these parameters: the database may be a new one, and the runs of an old one."""
+    try:
+        check_all(jobs)
+    except UserError as mistake:
+        raise UserError(f"trial {trial.number}: {mistake}") from None
 
 
 def tune(args: Tune) -> int:
