@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -123,9 +122,20 @@ def write(study: Study, out: Path, title: str, figures: bool = True) -> None:
             (new / FIGURES).mkdir()
             static_figures.draw_all(study, new / FIGURES)
         (new / PAGE).write_text(page.render(study, title))
-        if out.exists():
-            out.rename(Path(scratch) / "old")
-        shutil.move(new, out)
+        _replace(out, new, Path(scratch) / "old")
+
+
+def _replace(out: Path, new: Path, aside: Path) -> None:
+    """Puts the new report in the place of the old one, which comes back if that fails or is interrupted."""
+    earlier = out.exists()
+    if earlier:
+        out.rename(aside)
+    try:
+        new.rename(out)
+    except BaseException:
+        if earlier:
+            aside.rename(out)
+        raise
 
 
 def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
