@@ -1,6 +1,6 @@
 """The command `deir`, also as `python -m deir`."""
 
-from deir.stopping import run_command
+from deir.runs.stopping import run_command
 
 
 def main() -> None:
