@@ -19,11 +19,12 @@ from deir.experiments.report.curves import read_all
 from deir.experiments.sweep.command import Sweep, command_of, estimate
 from deir.experiments.sweep.engines import LocalEngine
 from deir.experiments.sweep.grid import make_grid
-from deir.experiments.sweep.jobs import Job, last_row, read_rows
+from deir.experiments.sweep.jobs import Job
 from deir.experiments.sweep.live_table import SweepBoard
 from deir.experiments.sweep.scheduler import Board, Run, run_all
 from deir.files import held, only_writer
 from deir.runs import run
+from deir.runs.progress import last_row, read_rows
 
 OVERRIDES = {
     "env": {"n_envs": 4, "layout_worker": False},

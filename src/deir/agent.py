@@ -80,14 +80,21 @@ def load(path: str | Path) -> Agent:
 def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None) -> Agent:
     directory = run.RunDirectory.existing(Path(path), "run")
     config = run.load_config(directory.path)
-    state, _, _ = checkpoint.load_latest(directory.checkpoints)
     envs = make_envs(config.env, config.seed)
     try:
         spaces = envs.observation_space, envs.action_space
     finally:
         envs.close()
     policy = Policy(*spaces, config.network)
-    policy.load_state_dict(state["policy"])
+
+    def accept(found: checkpoint.Found) -> None:
+        try:
+            policy.load_state_dict(found.state["policy"])
+        except Exception as error:  # a state of another network can fail in any way
+            raise checkpoint.UnfitCheckpoint(f"{found.path} does not fit the run's configuration: {error}") from None
+
+    state, source, complaints = checkpoint.load_latest(directory.checkpoints, accept)
+    checkpoint.tell(complaints, source)
 
     def reward() -> Reward:
         env = replace(config.env, n_envs=n_envs or config.env.n_envs)

@@ -13,7 +13,6 @@ import tyro
 import yaml
 
 from deir.errors import UserError, invalid, unknown
-from deir.files import write_whole
 
 T = TypeVar("T")
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
@@ -346,7 +345,3 @@ def load_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise invalid("config", str(path), "a YAML mapping of configuration keys")
     return tree
-
-
-def save_yaml(config: Config, path: Path) -> None:
-    write_whole(path, yaml.safe_dump(to_dict(config), sort_keys=False))

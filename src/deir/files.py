@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import time
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -20,21 +22,88 @@ except ImportError:  # such locks are POSIX; elsewhere the user sees to it that 
 LOCK = ".lock"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A crash leaves the old file or the new one."""
+BUFFER = 1 << 20
+_SEAL = "# crc32 {:08x} of the lines below; remove this line if you change them\n"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new content for the file. A crash leaves the old one or the new one, and a power cut after this the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb", buffering=BUFFER) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # before the name: a name may reach the disk before what it names
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_whole(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def sync_directory(path: Path) -> None:
+    """Names given, changed and removed in it are on disk after this."""
+    if os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+            raise
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """With all that is missing above it. What is made is on disk, or else all that is written there could be lost."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_directory(made.parent)
+
+
+def remove_temporaries(directory: Path) -> None:
+    """What a killed writer left. Only for the one process that writes there."""
+    for left in directory.glob(".*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def sealed(text: str) -> str:
+    """YAML with a checksum in its first line: a changed digit would be another configuration, and nobody would know."""
+    return _SEAL.format(zlib.crc32(text.encode())) + text
+
+
+def check_seal(path: Path) -> None:
+    """Files without a checksum pass: those of earlier versions, and those changed on purpose."""
+    if not path.is_file():
+        return
+    first, _, rest = path.read_bytes().partition(b"\n")
+    words = first.split()
+    if words[:2] == [b"#", b"crc32"] and first + b"\n" != _SEAL.format(zlib.crc32(rest)).encode():
+        raise UserError(
+            f"{path} is not what was written: it is damaged, or was changed by hand. Put the old file back, or remove "
+            "its first line if the change was meant"
+        )
 
 
 @contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
     """Refuses a directory that another process holds. The system lets go when a process ends, however it ends."""
     if fcntl is None:
+        remove_temporaries(directory)
         yield
         return
     path = directory / LOCK
     with _locked(path):
+        remove_temporaries(directory)
         try:
             yield
         finally:

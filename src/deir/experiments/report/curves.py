@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from deir.config import EnvConfig, flatten, load_yaml
 from deir.errors import UserError, invalid
+from deir.files import check_seal
+from deir.runs.progress import read_rows
 
 Array = NDArray[np.float64]
 LABELS = ("env", "method", "seed")
@@ -91,11 +93,11 @@ def _search(place: Path) -> tuple[list[Path], list[Path]]:
 
 def read_run(path: Path, by_directory: bool = False) -> Curve | None:
     """The curve of a run directory; None before its first iteration."""
+    check_seal(path / "config.yaml")
     config = load_yaml(path / "config.yaml")
     if not isinstance(config.get("env"), dict) or not {"method", "seed"} <= config.keys():
         raise UserError(f"{path / 'config.yaml'}: expected the configuration of a run, with env, method and seed")
-    with (path / "progress.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]  # a torn last line has too few cells
+    rows = read_rows(path / "progress.csv")
     if not rows:
         return None
     env, method = _labels(path, config, by_directory)

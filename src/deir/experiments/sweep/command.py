@@ -18,7 +18,10 @@ from deir.experiments.sweep.grid import Grid, read_grid
 from deir.experiments.sweep.jobs import Job, check_all
 from deir.experiments.sweep.live_table import SweepBoard, duration
 from deir.experiments.sweep.scheduler import RETRIES, Run, run_all
-from deir.files import only_writer, write_whole
+from deir.files import make_directory, only_writer, write_whole
+from deir.runs.run import RunDirectory
+from deir.runs.run import frames_done as frames_done_in
+from deir.runs.summary import read_summary
 
 GUESSES = {"MiniGrid": 2_000, "MiniGrid with noise": 400, "vectors": 1_500, "other tasks": 50}
 """Frames/s of a run with one thread, to plan with before anything was measured."""
@@ -59,7 +62,7 @@ def sweep(args: Sweep) -> int:
         return 0
     engine = make_engine(args.engine, args.jobs, args.address, args.gpus)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_directory(out)
         with only_writer(out), SweepBoard(out) as board:
             write_whole(out / SWEEP, args.file.read_text())  # by which a report knows whose labels the directories are
             runs = run_all(jobs, engine, args.retries, board)
@@ -114,17 +117,15 @@ def print_plan(grid: Grid, jobs: Sequence[Job], parallel: int | None) -> None:
 
 
 def frames_done(job: Job) -> int:
-    from deir.runs.run import frames_done as frames
-
-    return frames(job.out) or 0
+    return frames_done_in(job.out) or 0
 
 
 def estimate(to_do: dict[Job, int], jobs: Sequence[Job]) -> tuple[float, str]:
     """Seconds if one run followed the other, and what that is based on."""
     speeds: dict[Path, list[float]] = {}
     for job in jobs:
-        summary = job.summary if job.finished else None
-        if summary and summary["frames_per_second"]:
+        summary = read_summary(RunDirectory(job.out).summary) if job.finished else None
+        if summary and summary.get("frames_per_second"):
             speeds.setdefault(job.out.parent, []).append(summary["frames_per_second"])
     measured = {cell: sum(values) / len(values) for cell, values in speeds.items()}
     seconds = 0.0

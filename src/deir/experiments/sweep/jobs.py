@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deir.config import Config, flatten, to_dict
 from deir.errors import UserError, invalid
 from deir.runs.run import RunDirectory, load_config
-
-TAIL = 1 << 15  # bytes that hold the last row of any progress.csv
+from deir.runs.summary import ENDED_WELL, read_summary
 
 
 @dataclass(frozen=True)
@@ -27,16 +23,11 @@ class Job:
         return self.out.parent / f"{self.out.name}.log"
 
     @property
-    def summary(self) -> dict[str, Any] | None:
-        path = RunDirectory(self.out).summary
-        return json.loads(path.read_text()) if path.is_file() else None
-
-    @property
     def finished(self) -> bool:
-        summary = self.summary
-        if summary is None or summary["status"] not in ("finished", "target reached"):
+        summary = read_summary(RunDirectory(self.out).summary)
+        if summary is None or summary["status"] not in ENDED_WELL:
             return False
-        return summary["status"] == "target reached" or summary["final"]["frames"] >= self.config.steps
+        return bool(summary["status"] == "target reached" or summary["final"]["frames"] >= self.config.steps)
 
     @property
     def state(self) -> str:
@@ -64,27 +55,6 @@ class Job:
 def check_all(jobs: Iterable[Job]) -> None:
     for job in jobs:
         job.check()
-
-
-def read_rows(progress: Path) -> list[dict[str, str]]:
-    """The whole rows of a progress.csv that may be in the middle of being written."""
-    if not progress.is_file():
-        return []
-    text = progress.read_text()
-    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
-
-
-def last_row(progress: Path) -> dict[str, str] | None:
-    """The last whole row, without reading the rest."""
-    if not progress.is_file():
-        return None
-    with progress.open("rb") as file:
-        header = file.readline().decode()
-        begin = file.tell()
-        file.seek(0, 2)
-        file.seek(max(begin, file.tell() - TAIL))
-        lines = file.read().decode(errors="replace").split("\n")[:-1]
-    return next(iter(csv.DictReader([header, lines[-1]]))) if lines else None
 
 
 def last_lines(log: Path, count: int = 8) -> str:

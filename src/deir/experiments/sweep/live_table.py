@@ -11,8 +11,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from deir.experiments.sweep.jobs import last_lines, last_row
+from deir.experiments.sweep.jobs import last_lines
 from deir.experiments.sweep.scheduler import Board, Run
+from deir.runs.progress import last_row
 from deir.runs.run import RunDirectory
 
 SHOWN = 20  # rows of the live table

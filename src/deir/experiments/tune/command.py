@@ -13,10 +13,11 @@ import tyro
 
 from deir.errors import UserError, invalid
 from deir.experiments.sweep.engines import Engine, EngineName, make_engine
+from deir.experiments.sweep.jobs import Job, check_all
 from deir.experiments.sweep.live_table import SweepBoard
 from deir.experiments.sweep.scheduler import PAUSE, RETRIES, Run, advance, stop_all, stop_signals
 from deir.experiments.tune.study import Curve, Plan, figure, read_plan
-from deir.files import only_writer
+from deir.files import make_directory, only_writer
 
 if TYPE_CHECKING:
     import optuna
@@ -50,6 +51,7 @@ class Judged:
     def __init__(self, trial: optuna.Trial, plan: Plan, out: Path, known: int = 0) -> None:
         self.trial = trial
         jobs = plan.jobs(trial.params, out)
+        _check_own(trial, jobs)
         self.runs = [Run(job, "finished" if job.finished else "waiting") for job in jobs]
         self.curve = Curve(plan, jobs)
         self.warmup = plan.warmup
@@ -90,6 +92,14 @@ class Judged:
         return f"{value:.4f}"
 
 
+def _check_own(trial: optuna.Trial, jobs: Sequence[Job]) -> None:
+    """Runs that are there must be of these parameters: the database may be a new one, and the runs of an old one."""
+    try:
+        check_all(jobs)
+    except UserError as mistake:
+        raise UserError(f"trial {trial.number}: {mistake}") from None
+
+
 def tune(args: Tune) -> int:
     """The exit code: 0 when all trials are done, 1 when any failed, 130 when interrupted."""
     if args.retries < 0:
@@ -99,7 +109,7 @@ def tune(args: Tune) -> int:
     out = args.out or Path("runs") / plan.name
     engine = make_engine(args.engine, args.jobs, args.address, args.gpus)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_directory(out)
         with only_writer(out):
             study = open_study(plan, args.storage or f"sqlite:///{out / 'study.db'}")
             with SweepBoard(out) as board:

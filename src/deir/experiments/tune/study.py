@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from deir.config import Config, flatten, load_yaml, parse_count, to_dict
 from deir.errors import UserError, invalid, unknown
 from deir.experiments.sweep.grid import CONFIG_KEYS, ENV_KEYS, Tree, known_keys, mapping, merged, name_of, seed_list
-from deir.experiments.sweep.jobs import Job, read_rows
+from deir.experiments.sweep.jobs import Job
 from deir.runs.presets import CANDIDATES, nested, part_of
+from deir.runs.progress import read_rows
 from deir.runs.run import RunDirectory, configure, validate
 
 if TYPE_CHECKING:
