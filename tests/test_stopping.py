@@ -20,7 +20,7 @@ from deir.experiments.sweep.launch import launch
 from deir.experiments.sweep.scheduler import Board, Progress, Run, run_all
 from deir.files import check_file, make_writable
 from deir.runs import run
-from deir.stopping import run_command
+from deir.runs.stopping import run_command
 from test_sweep import OVERRIDES, alive, status, wait_for, writer_of
 
 HANG = """
@@ -162,7 +162,7 @@ def test_a_hang_up_and_a_closed_pipe_stop_a_run_with_a_checkpoint(tmp_path):
 
 
 def test_a_hang_up_that_nohup_ignores_stays_ignored():
-    from deir.stopping import stop_signals
+    from deir.runs.stopping import stop_signals
 
     assert signal.SIGHUP in stop_signals()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -17,7 +17,7 @@ from deir.errors import UserError, invalid, unknown
 from deir.imports import check_trusted
 from deir.runs.display import Display
 from deir.runs.options import named_over, peek, trusted, without
-from deir.stopping import run_command
+from deir.runs.stopping import run_command
 
 USAGE = """deir: train agents that explore.
 

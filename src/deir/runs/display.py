@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from deir.config import Config
-from deir.stopping import output_failed, say
+from deir.runs.stopping import output_failed, say
 
 Row = dict[str, Any]
 

@@ -26,8 +26,8 @@ from deir.runs import checkpoint, progress
 from deir.runs.presets import resolve
 from deir.runs.progress import ProgressLog, Row, StoredLog
 from deir.runs.ranges import check, check_device
+from deir.runs.stopping import stop_signals
 from deir.runs.summary import ENDED_WELL, write_summary
-from deir.stopping import stop_signals
 
 Listener = Callable[[Config, Row], None]  # called after every iteration
 

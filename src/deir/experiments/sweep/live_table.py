@@ -15,7 +15,7 @@ from deir.experiments.sweep.jobs import last_lines
 from deir.experiments.sweep.scheduler import Board, Run
 from deir.runs.progress import last_row
 from deir.runs.run import RunDirectory
-from deir.stopping import output_failed, say
+from deir.runs.stopping import output_failed, say
 
 SHOWN = 20  # rows of the live table
 LOOK = 1.0  # seconds between two looks at the runs' progress

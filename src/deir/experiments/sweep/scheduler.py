@@ -14,8 +14,8 @@ from deir.experiments.sweep.engines import Engine, Handle
 from deir.experiments.sweep.jobs import Job
 from deir.experiments.sweep.launch import GRACE
 from deir.runs.run import RunDirectory
-from deir.stopping import say
-from deir.stopping import stop_signals as signals_heeded
+from deir.runs.stopping import say
+from deir.runs.stopping import stop_signals as signals_heeded
 
 RETRIES = 2
 STALL = 15.0  # minutes without a new row of progress.csv after which a run is said to be stuck
