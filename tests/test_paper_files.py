@@ -24,6 +24,7 @@ OURS = {
     "noise-normalized",
     "doorkey",
     "betas",
+    "betas-noveld",
     "candidates",
     "pairing",
     "mountaincar",
