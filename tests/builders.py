@@ -1,11 +1,14 @@
-"""Rollouts made by hand for tests."""
+"""What several tests are made of: rollouts made by hand, networks that are not fresh, small worlds."""
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from deir.networks import grid_padding
 from deir.patches import tabulate
+from deir.policy import Policy
 from deir.types import Rollout, no_indices
 
 SPACE = spaces.Box(0, 255, (7, 7, 3), np.uint8)
@@ -84,3 +87,27 @@ def walk(steps: int, envs: int, kinds: int = 10, seed: int = 0) -> Rollout:
         table, names.view(steps + 1, envs), starts, actions, torch.zeros(steps, envs), no, no, ~no,
         no_indices(), no_indices(), places,
     )  # fmt: skip
+
+
+def awakened(policy: Policy, observations: torch.Tensor) -> Policy:
+    """A policy that prefers some actions, expects something and has seen data, in place.
+
+    A fresh one has zero heads and unit statistics, which would hide what happens to memories and normalisation.
+    """
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for last in (policy.actor[-1], policy.critic[-1]):
+            last.weight.normal_(0, 1, generator=generator)
+            last.bias.normal_(0, 1, generator=generator)
+        policy.train()
+        batch = torch.cat([observations, observations.flip(1)])
+        memories = torch.randn(len(batch), policy.hidden_size, generator=generator)
+        for _ in range(5):
+            policy(batch, memories)
+    return policy
+
+
+def late_cartpoles(num_envs: int) -> VectorEnv:
+    """A vector environment that resets one step after an episode's end."""
+    late = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    return gymnasium.make_vec("CartPole-v1", num_envs, "sync", vector_kwargs=late, max_episode_steps=9)
