@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench setup setup-dev lint clean
+.PHONY: demo test bench mutants setup setup-dev lint clean
 
 demo: .venv/installed
 	$(BIN)/deir train --env MiniGrid-DoorKey-8x8-v0 --target-return 0.9
@@ -12,6 +12,10 @@ test: .venv/installed-dev lint
 
 bench: .venv/installed-dev
 	$(BIN)/deir bench --whole-run --peers --curves variants environments length queue
+
+# Faults put into the algorithm, to see which no test notices: make mutants MODULES="ppo rollout". Takes hours for all.
+mutants: .venv/installed-dev
+	$(BIN)/python tests/mutants.py $(MODULES)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -37,4 +41,4 @@ setup-dev: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info
+	rm -rf .venv .mutants .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -1,10 +1,8 @@
-"""What several tests are made of: rollouts made by hand, networks that are not fresh, small worlds."""
+"""What several tests are made of: rollouts made by hand, and networks that are not fresh."""
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
 
 from deir.networks import grid_padding
 from deir.patches import tabulate
@@ -100,14 +98,8 @@ def awakened(policy: Policy, observations: torch.Tensor) -> Policy:
             last.weight.normal_(0, 1, generator=generator)
             last.bias.normal_(0, 1, generator=generator)
         policy.train()
-        batch = torch.cat([observations, observations.flip(1)])
+        batch = torch.cat([observations, observations])
         memories = torch.randn(len(batch), policy.hidden_size, generator=generator)
         for _ in range(5):
             policy(batch, memories)
     return policy
-
-
-def late_cartpoles(num_envs: int) -> VectorEnv:
-    """A vector environment that resets one step after an episode's end."""
-    late = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-    return gymnasium.make_vec("CartPole-v1", num_envs, "sync", vector_kwargs=late, max_episode_steps=9)

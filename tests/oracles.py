@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributions as D
 
-from deir.actions import BoxActions
+from deir.actions import BoxActions, MultiDiscreteActions
 from deir.envs.base import EnvStep, VectorEnvs
 from deir.patches import tabulate
 from deir.policy import Policy
@@ -42,14 +42,20 @@ def policy_forward(policy: Policy, observations: Tensor, hidden: Tensor) -> tupl
 
 
 def log_prob_and_entropy(policy: Policy, outputs: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
-    """[B] each, by torch.distributions; the entropy of a squashed Gaussian has no closed form and is left out."""
-    if isinstance(policy.actions, BoxActions):
-        assert policy.actions.squashed and bool(policy.actions.bounded.all())
+    """[B] each, by torch.distributions. The entropy of a squashed Gaussian has no closed form: not a number."""
+    kind = policy.actions
+    if isinstance(kind, BoxActions):
         mean, log_std = outputs.chunk(2, -1)
-        slope = (1 - choices.tanh().square()).log()
-        return (D.Normal(mean, log_std.exp()).log_prob(choices) - slope).sum(-1), torch.full(
-            outputs.shape[:1], math.nan
-        )
+        normal = D.Normal(mean, log_std.exp())
+        if not kind.squashed:
+            return normal.log_prob(choices).sum(-1), normal.entropy().sum(-1)
+        flat = choices.double()  # 1 - tanh² is nothing in single precision where tanh is flat
+        slopes = torch.where(kind.bounded, (1 - flat.tanh().square()).log(), 0.0).float()
+        return (normal.log_prob(choices) - slopes).sum(-1), torch.full(outputs.shape[:1], math.nan)
+    if isinstance(kind, MultiDiscreteActions):
+        parts = [D.Categorical(logits=logits) for logits in outputs.split(kind.sizes, -1)]
+        log_probs = [part.log_prob(drawn) for part, drawn in zip(parts, choices.unbind(-1), strict=True)]
+        return sum(log_probs), sum(part.entropy() for part in parts)
     drawn = D.Categorical(logits=outputs)
     return drawn.log_prob(choices), drawn.entropy()
 

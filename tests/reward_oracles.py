@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from deir.actions import BoxActions, MultiDiscreteActions
 from oracles import embed, through
 
 
@@ -219,8 +220,15 @@ def trajectories(model, memories: Tensor, *views: Tensor) -> list[Tensor]:
 
 def inverse_loss(model, now, then, actions):
     predicted = through(model.inverse_model.head, torch.cat([now, then], 1))
-    loss = F.cross_entropy(predicted, actions)
-    return loss, {"inverse_loss": loss, "inverse_accuracy": (predicted.argmax(1) == actions).float().mean()}
+    if isinstance(model.actions, BoxActions):
+        loss = F.mse_loss(predicted, model.actions.vector(actions))
+        return loss, {"inverse_loss": loss}
+    several = isinstance(model.actions, MultiDiscreteActions)
+    guesses = predicted.split(model.actions.sizes, 1) if several else [predicted]
+    taken = actions.unbind(1) if several else [actions]
+    loss = sum(F.cross_entropy(guess, one) for guess, one in zip(guesses, taken, strict=True))
+    right = [(guess.argmax(1) == one).float().mean() for guess, one in zip(guesses, taken, strict=True)]
+    return loss, {"inverse_loss": loss, "inverse_accuracy": sum(right) / len(right)}
 
 
 def forward_loss(model, now, then, actions):

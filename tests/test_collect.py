@@ -47,11 +47,12 @@ class Pair:
     make: Callable[[], VectorEnvs]
     bootstrap: bool = False
     norm: str = "batch"
+    box_policy: str = "squashed"
 
     def __post_init__(self) -> None:
         self.envs, twin = self.make(), self.make()
         observations = self.envs.reset()
-        network = NetworkConfig(features=8, hidden=6, mlp=7, norm=self.norm)
+        network = NetworkConfig(features=8, hidden=6, mlp=7, norm=self.norm, box_policy=self.box_policy)
         self.policy = Policy(self.envs.observation_space, self.envs.action_space, network)
         awakened(self.policy, torch.from_numpy(observations))
         self.position = Position(observations, np.ones(len(observations), bool), torch.zeros(len(observations), 6))
@@ -127,7 +128,7 @@ REAL = {
     "minigrid direction": EnvConfig("DoorKey-5x5", n_envs=ENVS, max_steps=7, direction=True, layout_worker=False),
     "gymnasium grid": EnvConfig("MiniGrid-Dynamic-Obstacles-5x5-v0", n_envs=ENVS, max_steps=7),
     "gymnasium vectors": EnvConfig("CartPole-v1", n_envs=ENVS, max_steps=15),
-    "gymnasium late": EnvConfig("builders:late_cartpoles", n_envs=ENVS),
+    "gymnasium late": EnvConfig("worlds:late_cartpoles", n_envs=ENVS),
     "gymnasium box": EnvConfig("Pendulum-v1", n_envs=ENVS, max_steps=7),
 }
 
@@ -138,3 +139,12 @@ def test_collection_from_real_environments_is_that_of_a_plain_loop(name):
     rollouts = [pair.compare(20) for _ in range(2)]
     assert any(step.truncated.any() or step.terminated.any() for found in rollouts for step in found.steps)
     assert all(step.valid.all() for found in rollouts for step in found.steps) == ("late" not in name)
+
+
+@pytest.mark.parametrize("box_policy", ["squashed", "clipped"])
+@pytest.mark.parametrize("kind", ["vector_discrete", "image_multi", "dict_binary", "vector_box", "late_dictionaries"])
+def test_collection_with_any_kind_of_observations_and_actions_is_that_of_a_plain_loop(kind, box_policy):
+    pair = Pair(lambda: make_envs(EnvConfig(f"worlds:{kind}", n_envs=ENVS), seed=3), True, box_policy=box_policy)
+    rollouts = [pair.compare(20) for _ in range(2)]
+    assert any(step.terminated.any() or step.truncated.any() for found in rollouts for step in found.steps)
+    assert all(step.valid.all() for found in rollouts for step in found.steps) == ("late" not in kind)

@@ -1,6 +1,8 @@
 """One whole iteration against the same written plainly: rewards, coefficients, normalisation, GAE, both updates."""
 
 import copy
+import itertools
+import math
 
 import pytest
 import torch
@@ -15,13 +17,13 @@ from deir.seeding import torch_generator
 from deir.trainer import Trainer
 from oracles import Collected, NaiveCollector, log_prob_and_entropy, policy_forward, shuffled
 from reward_oracles import ORACLES, discriminator_loss, forward_loss, icm_loss, inverse_loss, rnd_loss, trajectories
+from small import laid_over, small
 
 ENVS, STEPS, QUEUE = 3, 16, 70
-SMALL = {
+SIZES = {
     "ppo": {"rollout_steps": STEPS, "minibatch_size": 16, "epochs": 2},
     "reward": {"minibatch_size": 16, "epochs": 2, "extrinsic_coef": 0.7, "beta": 0.3, "deir": {"queue_size": QUEUE}},
     "network": {"features": 12, "hidden": 10, "mlp": 14},
-    "threads": 1,
     "steps": 10**6,
 }
 VIEWS = {"id": "Empty-Random-5x5", "n_envs": ENVS, "max_steps": 9, "layout_worker": False}
@@ -156,7 +158,8 @@ class NaiveTrainer:
                 policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
                 value_loss = (values - returns.flatten()[chosen]).square().mean()
                 entropy = entropies.mean()
-                self.policy_learner.step(policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy)
+                bonus = config.entropy_coef * entropy if config.entropy_coef else 0.0
+                self.policy_learner.step(policy_loss + config.value_coef * value_loss - bonus)
                 log.add(
                     policy_loss=policy_loss, value_loss=value_loss, entropy=entropy,
                     approx_kl=(ratio - 1 - ratio.log()).mean(),
@@ -242,6 +245,8 @@ class Log:
 
 def assert_figures_agree(row: dict[str, float], expected: dict[str, float]) -> None:
     for name, value in expected.items():
+        if math.isnan(value):  # the oracle cannot tell
+            continue
         # a figure that counts moves by a whole sample where rounding decides on which side it falls
         slack = 6e-3 if name in COUNTED else 1e-3 if name == "explained_variance" else 2e-5
         assert row[name] == pytest.approx(value, rel=2e-3, abs=slack), name
@@ -260,7 +265,7 @@ def assert_networks_agree(found: nn.Module, expected: nn.Module, start: dict[str
 
 
 def compare(settings: dict, iterations: int = 2) -> None:
-    config = configure({**SMALL, **settings})
+    config = configure(laid_over(small(**SIZES), settings))
     trainer = Trainer(config)
     try:
         awakened(trainer.policy, torch.from_numpy(trainer.position.observations))
@@ -286,7 +291,7 @@ def test_an_iteration_is_the_one_written_plainly(method):
 @pytest.mark.parametrize("method", ["deir", "ngu", "noveld"])
 @pytest.mark.parametrize(
     "env",
-    [{**VIEWS, "noise": 0.1}, VECTORS, {"id": "builders:late_cartpoles", "n_envs": ENVS}],
+    [{**VIEWS, "noise": 0.1}, VECTORS, {"id": "worlds:late_cartpoles", "n_envs": ENVS}],
     ids=["noise", "vectors", "late resets"],
 )
 def test_an_iteration_on_what_does_not_repeat_is_the_one_written_plainly(method, env):
@@ -295,6 +300,17 @@ def test_an_iteration_on_what_does_not_repeat_is_the_one_written_plainly(method,
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_iteration_that_values_what_a_time_limit_cuts_off_is_the_one_written_plainly(late):
-    env = {"id": "builders:late_cartpoles", "n_envs": ENVS} if late else VECTORS
-    ppo = {**SMALL["ppo"], "truncation": "bootstrap", "advantage_norm": "none"}
+    env = {"id": "worlds:late_cartpoles", "n_envs": ENVS} if late else VECTORS
+    ppo = {"truncation": "bootstrap", "advantage_norm": "none"}
     compare({"env": env, "method": "deir", "preset": "minigrid", "ppo": ppo})
+
+
+KINDS = itertools.cycle(itertools.product(("vector", "image", "dict"), ("multi", "box", "discrete", "binary")))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [(name, "_".join(kind)) for name, kind in zip(METHODS, KINDS, strict=False) if name != "count"]
+)
+def test_an_iteration_with_any_kind_of_observations_and_actions_is_the_one_written_plainly(method, kind):
+    ppo = {"entropy_coef": 0.0 if "box" in kind else 0.01}
+    compare({"env": {"id": f"worlds:{kind}", "n_envs": ENVS}, "method": method, "preset": "minigrid", "ppo": ppo})
