@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import deir.rewards.deir as method
-import deir.threads
-from deir.allocator import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, keep_freed_memory
-from deir.episodic import _as_keys, _as_queries, episodic_min_ratio
-from deir.run import configure
-from deir.trainer import Trainer
+import deir.algorithm.rewards.deir as method
+import deir.fast.threads
+from deir.algorithm.episodic import _as_keys, _as_queries, episodic_min_ratio
+from deir.algorithm.trainer import Trainer
+from deir.fast.allocator import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, keep_freed_memory
+from deir.runs.run import configure
 
 LENGTHS = (100, 500, 1000, 5000)
 DEFAULT_BYTES = 128 * 1024  # glibc's thresholds
@@ -65,7 +65,7 @@ def batch(
 
 def milliseconds(job: Callable[[], Tensor], threads: int, repeats: int = 7) -> float:
     torch.set_num_threads(threads)
-    deir.threads.use_threads(threads, overlap=True)
+    deir.fast.threads.use_threads(threads, overlap=True)
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-from deir.patches import concatenate
-from deir.run import configure
-from deir.trainer import Trainer
+from deir.algorithm.trainer import Trainer
+from deir.fast.patches import concatenate
+from deir.runs.run import configure
 
 TASKS = {
     "DoorKey-8x8": {},

@@ -18,8 +18,8 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 from deir.config import EnvConfig
-from deir.envs.catalogue import TaskSpec, resolve
-from deir.envs.minigrid import MiniGridEnvs
+from deir.envs.minigrid.catalogue import TaskSpec, resolve
+from deir.envs.minigrid.engine import MiniGridEnvs
 
 TASKS = ("DoorKey-8x8", "DoorKey-16x16", "FourRooms", "MultiRoom-N6", "KeyCorridorS6R3", "ObstructedMaze-Full")
 

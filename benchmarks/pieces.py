@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-import deir.threads
-from deir.allocator import keep_freed_memory
-from deir.networks import ConvEncoder, GridEncoder, ImpalaEncoder
+import deir.fast.threads
+from deir.algorithm.networks import ConvEncoder, GridEncoder, ImpalaEncoder
+from deir.fast.allocator import keep_freed_memory
 
 ENCODERS = {
     "grid, 2,048 views of 7x7": (GridEncoder((7, 7, 3), 64, "layer"), (2048, 7, 7, 3)),
@@ -25,7 +25,7 @@ ENCODERS = {
 
 def milliseconds(embed: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, threads: int) -> float:
     """`threads`: those of the other process are taken to be idle."""
-    deir.threads.use_threads(threads, overlap=True)
+    deir.fast.threads.use_threads(threads, overlap=True)
     best = float("inf")
     for _ in range(5):
         begin = time.perf_counter()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import deir
-from deir.rewards.base import IntrinsicReward
-from deir.types import Carry, Rollout
+from deir.algorithm.rewards.base import IntrinsicReward
+from deir.algorithm.types import Carry, Rollout
 
 
 class FirstSight(IntrinsicReward):

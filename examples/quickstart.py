@@ -7,7 +7,7 @@ import sys
 
 import deir
 from deir.config import EnvConfig
-from deir.evaluate import evaluate
+from deir.runs.evaluate import evaluate
 
 frames = sys.argv[1] if len(sys.argv) > 1 else "60k"
 

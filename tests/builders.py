@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from deir.networks import grid_padding
-from deir.patches import tabulate
-from deir.policy import Policy
-from deir.types import Rollout, no_indices
+from deir.algorithm.networks import grid_padding
+from deir.algorithm.policy import Policy
+from deir.algorithm.types import Rollout, no_indices
+from deir.fast.patches import tabulate
 
 SPACE = spaces.Box(0, 255, (7, 7, 3), np.uint8)
 ACTIONS = spaces.Discrete(7)

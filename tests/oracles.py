@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributions as D
 
-from deir.actions import BoxActions, MultiDiscreteActions
+from deir.algorithm.actions import BoxActions, MultiDiscreteActions
+from deir.algorithm.policy import Policy
+from deir.algorithm.types import Rollout
 from deir.envs.base import EnvStep, VectorEnvs
-from deir.patches import tabulate
-from deir.policy import Policy
-from deir.types import Rollout
+from deir.fast.patches import tabulate
 
 # networks
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deir.actions import BoxActions, MultiDiscreteActions
+from deir.algorithm.actions import BoxActions, MultiDiscreteActions
 from oracles import embed, through
 
 

@@ -12,14 +12,17 @@ from gymnasium import spaces
 from torch import distributions as D
 
 import deir
-from deir import run
-from deir.actions import BoxActions, DiscreteActions, MultiDiscreteActions, actions_of
+from deir.algorithm.actions import BoxActions, DiscreteActions, MultiDiscreteActions, actions_of
+from deir.algorithm.policy import Policy
+from deir.config import NetworkConfig
 from deir.envs import make_envs
 from deir.errors import UserError
-from deir.evaluate import evaluate
-from deir.run import configure
+from deir.runs import run
+from deir.runs.evaluate import evaluate
+from deir.runs.run import configure
 from small import small
 from test_run import assert_same, final_state, untimed
+from worlds import ACTION_SPACES, OBSERVATION_SPACES
 
 BOX = spaces.Box(np.array([-2.0, 0.0, -np.inf], np.float32), np.array([2.0, 10.0, np.inf], np.float32))
 
@@ -76,6 +79,22 @@ def test_a_squashed_box_has_the_density_of_a_transformed_normal():
     scaled = bounded.transforms[0](drawn[:, :2])  # the cache gives the inverse exactly
     expected = bounded.log_prob(scaled).sum(-1) + normal.log_prob(drawn)[:, 2]
     torch.testing.assert_close(kind.log_prob(outputs, choices).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+@pytest.mark.parametrize("box", ["squashed", "clipped"])
+@pytest.mark.parametrize("actions", ACTION_SPACES)
+def test_a_fresh_policy_prefers_nothing_and_expects_nothing(actions: str, box: Any, norm: Any):
+    policy = Policy(OBSERVATION_SPACES["vector"], ACTION_SPACES[actions], NetworkConfig(norm=norm, box_policy=box))
+    for mode in (policy.train(), policy.eval()):
+        outputs, values, _ = mode(torch.randn(6, 5), torch.randn(6, 64))
+        assert torch.equal(values, torch.zeros(6))
+        kind = policy.actions
+        if isinstance(kind, BoxActions):  # the middle of the Box
+            expected = torch.tensor([0.0, 5.0]).expand(6, 2)
+            torch.testing.assert_close(kind.taken(kind.mode(outputs)), expected, rtol=0, atol=0)
+        else:
+            assert torch.equal(outputs, torch.zeros_like(outputs))  # equal logits: uniform
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.3), (-2.0, 0.5), (0.0, 0.05), (1.5, 2.0)])

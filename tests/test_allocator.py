@@ -7,7 +7,7 @@ import pytest
 
 FAULTS = """
 import resource, sys, torch
-from deir.allocator import keep_freed_memory
+from deir.fast.allocator import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit(3)

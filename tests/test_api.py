@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import deir
-from deir import checkpoint
 from deir.config import EnvConfig
-from deir.evaluate import evaluate
+from deir.runs import checkpoint
+from deir.runs.evaluate import evaluate
 from small import small
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from deir.errors import UserError
-from deir.experiments.bench import _with_efficiency, measure, parse_pair, parse_settings, plain_mflop_per_frame
-from deir.run import configure
+from deir.experiments.bench import command as bench
+from deir.experiments.bench.command import _with_efficiency, measure, parse_pair, parse_settings, plain_mflop_per_frame
+from deir.runs.run import configure
 
 
 def test_plain_arithmetic_is_that_of_the_layer_shapes():
@@ -21,7 +22,8 @@ def test_plain_arithmetic_is_that_of_the_layer_shapes():
     assert model == pytest.approx(3 * 4 * loss / 1e6, rel=0.06)  # and the reward: one pass over each observation
 
 
-def test_one_pair_is_measured_and_its_efficiency_follows():
+def test_one_pair_is_measured_and_its_efficiency_follows(monkeypatch):
+    monkeypatch.setattr(bench, "FRAMES", 128)
     small = {
         "env": {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False},
         "threads": 1,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deir.envs import catalogue
-from deir.envs.catalogue import PAPER_TASKS, TaskSpec, covered, resolve
+from deir.envs.minigrid import catalogue
+from deir.envs.minigrid.catalogue import PAPER_TASKS, TaskSpec, covered, resolve
 
 
 def task(name: str) -> TaskSpec:

@@ -40,7 +40,7 @@ def test_default_directory_names_env_method_and_seed(tmp_path):
     (run,) = (tmp_path / "runs" / "DoorKey-5x5" / "none").iterdir()
     assert run.name.startswith("seed3-")
     assert str(run.relative_to(tmp_path)) in out
-    assert "preset minigrid" in out
+    assert "preset swift" in out
     assert "256 / 256 frames" in out  # one plain line an iteration where there is no terminal
 
 

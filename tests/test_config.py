@@ -7,9 +7,9 @@ import pytest
 
 from deir.config import Config, load_yaml, merge, parse_count, save_yaml, to_dict
 from deir.errors import UserError
-from deir.presets import SUITES, resolve, suite_of
-from deir.ranges import check
-from deir.run import configure
+from deir.runs.presets import SUITES, resolve, suite_of
+from deir.runs.ranges import check
+from deir.runs.run import configure
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_bad_files(tmp_path):
 @pytest.mark.parametrize(
     ("env", "suite"),
     [
-        ("DoorKey-8x8", "minigrid"),
+        ("DoorKey-8x8", "swift"),
         ("MiniGrid-ObstructedMaze-Full-v0", "omfull"),
         ("ObstructedMaze-Full", "omfull"),
         ("procgen:ninja", "procgen"),
@@ -124,7 +124,7 @@ def test_precedence_defaults_preset_then_overrides():
     assert (config.ppo.epochs, config.ppo.learning_rate, config.env.n_envs, config.reward.beta) == (9, 1e-4, 64, 5e-2)
     assert configure({"env": {"id": "procgen:caveflyer"}}).reward.beta == 5e-3
     assert resolve(merge(Config(), {"preset": "omfull"})).reward.extrinsic_coef == 10.0
-    assert set(SUITES) == {"minigrid", "omfull", "procgen", "control", "continuous"}
+    assert set(SUITES) == {"minigrid", "omfull", "procgen", "swift", "omfull-author", "control", "continuous"}
 
 
 def test_every_field_is_documented():

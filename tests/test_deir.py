@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from builders import ACTIONS, SPACE, random_episodes
+from deir.algorithm.episodic import CHUNK, TILE
+from deir.algorithm.rewards.deir import Deir
 from deir.config import Config, merge
-from deir.episodic import CHUNK, TILE
-from deir.rewards.deir import Deir
 from reward_oracles import discriminator_loss
 
 
@@ -74,8 +74,8 @@ def test_loss_is_the_mean_binary_cross_entropy_of_both_halves_without_equal_fake
 def test_discriminator_learns_which_observations_follow():
     """Views 0..9 in a fixed cycle: the next one is certain, so the discriminator can tell nearly all fakes."""
     from builders import observation
-    from deir.patches import tabulate
-    from deir.types import Rollout, no_indices
+    from deir.algorithm.types import Rollout, no_indices
+    from deir.fast.patches import tabulate
 
     steps, envs = 60, 8
     cycle = (torch.arange(steps + 1)[:, None] + torch.arange(envs)) % 10

@@ -7,9 +7,9 @@ a GPU nothing is left behind on the host by accident.
 import pytest
 import torch
 
-from deir.rewards import METHODS
-from deir.run import configure
-from deir.trainer import Trainer
+from deir.algorithm.rewards import METHODS
+from deir.algorithm.trainer import Trainer
+from deir.runs.run import configure
 from small import small
 
 TASKS = {

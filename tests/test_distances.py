@@ -9,9 +9,10 @@ import torch
 from scipy import stats
 
 from builders import ACTIONS, SPACE, random_episodes
+from deir.algorithm.rewards.deir import Deir
 from deir.config import Config
 from deir.errors import UserError
-from deir.experiments.distances import (
+from deir.experiments.paper.distances import (
     ALL,
     Distances,
     check,
@@ -23,8 +24,7 @@ from deir.experiments.distances import (
     pooled,
     snapshot_iterations,
 )
-from deir.options import parse
-from deir.rewards.deir import Deir
+from deir.runs.options import parse
 
 
 def naive_distances(model, rollouts, envs):

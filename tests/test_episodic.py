@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import deir.threads
-from deir.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
+import deir.fast.threads
+from deir.algorithm.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
 
 
 def test_episode_first_positions():
@@ -108,7 +108,7 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch):
     first, last = torch.zeros(300, 5, dtype=torch.int64), torch.arange(300) - 1
     found = []
     for threads in (1, 2, 4):
-        monkeypatch.setattr(deir.threads, "_threads", threads)
+        monkeypatch.setattr(deir.fast.threads, "_threads", threads)
         found.append(episodic_min_ratio(obs + 0.1, traj + 0.1, obs, traj, first, last, 1e-6))
         found.append(episodic_nearest(obs + 0.1, obs, first, last, 3))
     assert all(torch.equal(found[i], found[i % 2]) for i in range(len(found)))

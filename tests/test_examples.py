@@ -11,8 +11,8 @@ import torch
 
 import deir
 from builders import ACTIONS, SPACE, random_episodes
-from deir.rewards import METHODS, Method, make_reward
-from deir.run import configure
+from deir.algorithm.rewards import METHODS, Method, make_reward
+from deir.runs.run import configure
 from small import small
 
 ROOT = Path(__file__).parent.parent

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from builders import random_episodes
-from deir.memory import LifelongCounts
-from deir.metrics import ExplorationStatistics
-from deir.visits import first_visits, no_visits, observation_keys
+from deir.algorithm.memory import LifelongCounts
+from deir.algorithm.metrics import ExplorationStatistics
+from deir.algorithm.visits import first_visits, no_visits, observation_keys
 
 
 class NaiveExploration:

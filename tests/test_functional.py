@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from deir.functional import (
+from deir.algorithm.functional import (
     EmaMoments,
     RunningMean,
     explained_variance,
@@ -69,6 +69,33 @@ def test_ema_moments_follow_their_recurrence():
     before = moments.state_dict()
     moments.update(torch.zeros(0))
     assert moments.state_dict() == before
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_corrected_moments_are_the_weighted_means_of_the_rollouts_alone(momentum):
+    """The closed form: weights ρ^(K-k), summing to one, and nothing of the start."""
+    moments, rollouts = EmaMoments(momentum, corrected=True), [torch.rand(5) * k + k for k in range(1, 7)]
+    means, squares = [], []
+    for k, x in enumerate(rollouts):
+        if k == 3:
+            state, moments = moments.state_dict(), EmaMoments(momentum, corrected=True)
+            moments.load_state_dict(state)
+        moments.update(x)
+        weights = np.array([momentum ** (k - i) for i in range(k + 1)])
+        means.append(float(x.double().mean()))
+        mean = np.average(means, weights=weights)
+        squares.append(float((x.double() - mean).square().mean()))
+        assert moments.mean == pytest.approx(mean)
+        assert moments.var == pytest.approx(np.average(squares, weights=weights))
+
+
+def test_moments_of_older_checkpoints_go_on_as_they_did():
+    moments, before = EmaMoments(0.9, corrected=True), EmaMoments(0.9)
+    moments.load_state_dict({"mean": 3.0, "var": 2.0})
+    before.load_state_dict({"mean": 3.0, "var": 2.0})
+    for old in (moments, before):
+        old.update(torch.tensor([1.0, 5.0]))
+    assert (moments.mean, moments.var) == pytest.approx((before.mean, before.var))
 
 
 def test_momentum_zero_forgets_the_past():

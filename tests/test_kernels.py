@@ -8,10 +8,10 @@ import torch
 from torch.autograd import gradcheck
 from torch.nn import functional as F
 
-import deir.threads
-from deir.kernels import gather_norm, gather_sum, gru_update, in_pieces, placed_linear, ppo_of_categories
-from deir.networks import GridEncoder
-from deir.patches import Placed
+import deir.fast.threads
+from deir.algorithm.networks import GridEncoder
+from deir.fast.kernels import gather_norm, gather_sum, gru_update, in_pieces, placed_linear, ppo_of_categories
+from deir.fast.patches import Placed
 
 
 def double(*shape: int) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_pieces_give_the_same_bits_on_any_number_of_threads(monkeypatch):
     encoder = make_encoder()
     views, found = torch.randint(0, 9, (300, 7, 7, 3), dtype=torch.uint8), []
     for threads in (1, 2, 4):
-        monkeypatch.setattr(deir.threads, "_threads", threads)
+        monkeypatch.setattr(deir.fast.threads, "_threads", threads)
         encoder.zero_grad()
         outputs = in_pieces(encoder.plain, views, 32, list(encoder.parameters()))
         outputs.square().sum().backward()

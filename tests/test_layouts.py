@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from deir.config import EnvConfig
-from deir.envs import cells
-from deir.envs.catalogue import TaskSpec, ending_of, resolve, target_of
-from deir.envs.draws import Draws, UnknownDraw
-from deir.envs.layouts import AHEAD, Layout, LayoutMaker, LayoutStock, Worker, layout_seed
-from deir.envs.minigrid import MiniGridEnvs
+from deir.envs.minigrid import cells
+from deir.envs.minigrid.catalogue import TaskSpec, ending_of, resolve, target_of
+from deir.envs.minigrid.engine import MiniGridEnvs
+from deir.envs.minigrid.layouts import AHEAD, Layout, LayoutMaker, LayoutStock, Worker, layout_seed
+from deir.envs.minigrid.random_integers import Draws, UnknownDraw
 
 PATIENCE = 30.0  # seconds
 
@@ -165,8 +165,8 @@ def test_interrupts_are_the_parents_and_close_ends_the_worker() -> None:
 
 SCRIPT = """
 import os, sys
-from deir.envs.catalogue import resolve
-from deir.envs.layouts import LayoutStock
+from deir.envs.minigrid.catalogue import resolve
+from deir.envs.minigrid.layouts import LayoutStock
 stock = LayoutStock(resolve("MultiRoom-N30"), 0, 4)
 print(stock._worker.process.pid, flush=True)
 if sys.argv[1] == "crash":

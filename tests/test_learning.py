@@ -2,8 +2,8 @@
 
 import pytest
 
-from deir import run
-from deir.run import configure
+from deir.runs import run
+from deir.runs.run import configure
 
 
 @pytest.mark.parametrize("seed", [0])

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import deir
+from deir.algorithm.maps import ExplorationMaps
+from deir.algorithm.trainer import Trainer
 from deir.errors import UserError
-from deir.maps import ExplorationMaps
-from deir.run import configure
-from deir.trainer import Trainer
+from deir.runs.run import configure
 from small import small
 
 TINY = small(env={"max_steps": 30}, ppo={"rollout_steps": 64})
@@ -54,7 +54,7 @@ def test_a_resumed_run_writes_the_same_maps(tmp_path):
     env = settings.pop("env")
     whole = deir.train(env, steps=768, out=tmp_path / "whole", **settings).path
     part = deir.train(env, steps=512, out=tmp_path / "part", **settings).path
-    deir.run.resume(part, {"steps": 768})
+    deir.runs.run.resume(part, {"steps": 768})
     with np.load(whole / "maps.npz") as expected, np.load(part / "maps.npz") as found:
         for name in ("visits", "arrivals", "intrinsic"):
             np.testing.assert_array_equal(found[name], expected[name])

@@ -2,7 +2,7 @@
 
 import torch
 
-from deir.memory import EpisodicHistory, ObservationQueue
+from deir.algorithm.memory import EpisodicHistory, ObservationQueue
 
 
 def test_queue_is_first_in_first_out_and_keeps_its_type():

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from deir.config import EnvConfig
-from deir.envs import catalogue, cells
-from deir.envs.catalogue import PAPER_TASKS, TaskSpec, covered, resolve
-from deir.envs.layouts import layout_seed
-from deir.envs.minigrid import MiniGridEnvs
-from deir.envs.moves import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE, light_row, mix
+from deir.envs.minigrid import catalogue, cells
+from deir.envs.minigrid.catalogue import PAPER_TASKS, TaskSpec, covered, resolve
+from deir.envs.minigrid.engine import MiniGridEnvs
+from deir.envs.minigrid.layouts import layout_seed
+from deir.envs.minigrid.rules import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE, light_row, mix
 from deir.errors import UserError
 
 SEED = 7

@@ -9,7 +9,7 @@ from torch import nn
 
 from deir.config import PPOConfig
 from deir.errors import TrainingDiverged
-from deir.optim import FlatAdam
+from deir.fast.flat_adam import FlatAdam
 
 
 def network() -> nn.Module:

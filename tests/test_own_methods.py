@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import deir
-from deir import run
+from deir.algorithm.reward_model import ThreadStage
+from deir.algorithm.rewards import METHODS, reward_class
+from deir.algorithm.rewards.base import IntrinsicReward
+from deir.algorithm.rewards.none import NoReward
+from deir.algorithm.trainer import Trainer
 from deir.errors import UserError
-from deir.listing import print_methods
-from deir.rewards import METHODS, reward_class
-from deir.rewards.base import IntrinsicReward
-from deir.rewards.none import NoReward
-from deir.stage import ThreadStage
-from deir.trainer import Trainer
+from deir.runs import run
+from deir.runs.listing import print_methods
 from small import small
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()

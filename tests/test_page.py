@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from deir.experiments import page
-from deir.experiments.analysis import Study
-from deir.experiments.curves import read_all
+from deir.experiments.report import page
+from deir.experiments.report.analysis import Study
+from deir.experiments.report.curves import read_all
 from made_runs import make_sweep
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -5,30 +5,32 @@ from pathlib import Path
 
 import pytest
 
-from deir.config import Config, parse_count
-from deir.experiments.distances import DEFAULTS, Distances
-from deir.experiments.distances import check as check_distances
-from deir.experiments.grid import read_grid
-from deir.experiments.probe import Probe
-from deir.experiments.probe import check as check_probe
-from deir.options import parse
-from deir.presets import SEEDS, suite_of
-from deir.run import configure
+from deir.config import Config
+from deir.experiments.paper.distances import DEFAULTS, Distances
+from deir.experiments.paper.distances import check as check_distances
+from deir.experiments.paper.probe import Probe
+from deir.experiments.paper.probe import check as check_probe
+from deir.experiments.sweep.grid import read_grid
+from deir.runs.options import parse
+from deir.runs.presets import SEEDS, suite_of
+from deir.runs.run import configure
 
 FILES = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
 COMMANDS = {"figure-7": "probe", "figure-a1": "distances"}  # the rest are sweeps
 OURS = {
-    "mini-sweep",
+    "swift",
     "methods",
+    "noise",
     "noise-normalized",
     "doorkey",
-    "pairing",
+    "betas",
+    "differences",
+    "moments",
     "mountaincar",
     "mujoco",
     "procgen-small",
-    "widths",
 }
-STUDIES = {"tune-beta"}
+STUDIES = {"tune-beta", "tune-swift-doorkey", "tune-swift-multiroom"}
 SWEEPS = [path for path in FILES if path.stem not in STUDIES and path.stem.split("-", 1)[-1] not in COMMANDS]
 FIGURES = {"1", "3", "4", "5", "6", "7", "a1", "a2", "a3", "a4"}
 
@@ -65,8 +67,9 @@ def test_every_run_of_a_sweep_is_a_valid_configuration(path):
 @pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem.startswith("paper")], ids=lambda p: p.stem)
 def test_sweeps_of_the_papers_size_have_its_seeds(path):
     for config, seeds in runs_of(path).values():
-        assert seeds == list(range(SEEDS[suite_of(config.env.id)]))
-        assert config.preset == suite_of(config.env.id)
+        preset = suite_of(config.env.id).replace("swift", "minigrid")  # the paper's own, not ours
+        assert seeds == list(range(SEEDS[preset]))
+        assert config.preset == preset
 
 
 BUDGETS = {  # frames; the text of the paper names none, so these are kept here for whoever changes one
@@ -89,7 +92,7 @@ def test_figure_3_has_four_standard_and_twelve_advanced_tasks():
         assert envs[f"{task}-view3"].view_size == 3
         assert envs[f"{task}-noisy"].noise == 0.1 and envs[f"{task}-noisy"].noise_units == "raw"
         assert envs[f"{task}-invisible"].invisible_obstacles
-        assert envs[task] == configure({"env": {"id": task}}).env
+        assert envs[task] == configure({"env": {"id": task}, "preset": "minigrid"}).env
     assert {method for _, method in runs} == {"deir", "noveld", "ngu", "rnd", "icm", "none"}
 
 
@@ -131,13 +134,14 @@ def test_figure_a2_and_a3_vary_one_thing_in_thirty_rooms():
     assert {config.env.id for config in queues} == {env.id for env in lengths} == {"MultiRoom-N30"}
 
 
-def test_the_committed_sweep_is_what_its_results_say():
-    runs = runs_of(next(path for path in FILES if path.stem == "mini-sweep"))
-    tasks = ("DoorKey-8x8", "FourRooms", "MultiRoom-N6")
-    assert {env for env, _ in runs} == {*tasks, *(f"{task}-noisy" for task in tasks)}
-    for (env, _), (config, seeds) in runs.items():
-        assert seeds == [0, 1, 2]
-        assert config.steps == parse_count({"FourRooms-noisy": "50k", "MultiRoom-N6-noisy": "25k"}.get(env, "200k"))
+def test_the_confirmation_of_swift_is_what_its_results_say():
+    runs = runs_of(next(path for path in FILES if path.stem == "swift"))
+    seeds = {env: len(seeds) for (env, _), (_, seeds) in runs.items()}
+    assert seeds == {
+        "MultiRoom-N6": 10, "DoorKey-16x16": 5, "DoorKey-8x8-noisy": 5, "KeyCorridorS4R3": 3, "FourRooms": 3,
+        "KeyCorridorS6R3": 3,
+    }  # fmt: skip
+    assert {config.preset for config, _ in runs.values()} == {"swift"}
 
 
 @pytest.mark.parametrize("size", ["paper", "mini"])

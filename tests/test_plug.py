@@ -10,12 +10,12 @@ from gymnasium.vector import AutoresetMode
 
 import deir
 from builders import ACTIONS, SPACE, random_episodes
+from deir.algorithm.reward_model import RewardScale
+from deir.algorithm.rewards import METHODS
+from deir.algorithm.trainer import Trainer
 from deir.errors import UserError
-from deir.plug import Reward
-from deir.rewards import METHODS
-from deir.run import configure
-from deir.stage import RewardScale
-from deir.trainer import Trainer
+from deir.plugin.reward import Reward
+from deir.runs.run import configure
 from small import MODEL
 
 T, N = 12, 3

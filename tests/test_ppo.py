@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from builders import ACTIONS, SPACE, random_episodes
-from deir.actions import DiscreteActions, MultiDiscreteActions
+from deir.algorithm.actions import DiscreteActions, MultiDiscreteActions
+from deir.algorithm.functional import EmaMoments
+from deir.algorithm.policy import Policy
+from deir.algorithm.ppo import METRICS, advantages_and_returns, normalized_advantages, ppo_loss
+from deir.algorithm.types import PolicyTrace
 from deir.config import NetworkConfig, PPOConfig
-from deir.functional import EmaMoments
-from deir.policy import Policy
-from deir.ppo import METRICS, advantages_and_returns, normalized_advantages, ppo_loss
-from deir.types import PolicyTrace
 
 
 def naive_loss(logits, values, actions, old_log_probs, old_values, advantages, returns, config):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from deir.algorithm.rewards import METHODS
 from deir.config import Config, merge, to_dict
-from deir.presets import CANDIDATES, OURS, SEEDS, SUITES, TABLE, nested, resolve, source, suite_of
-from deir.ranges import check
-from deir.rewards import METHODS
-from deir.run import configure
+from deir.runs.presets import CANDIDATES, OURS, SEEDS, SUITES, TABLE, nested, part_of, resolve, source, suite_of
+from deir.runs.ranges import check
+from deir.runs.run import configure
 
 SUITE_NAMES = ("minigrid", "omfull", "procgen")
 
@@ -181,8 +181,10 @@ def test_deir_rnd_is_deir_with_a_normalised_error():
         ("MountainCarContinuous-v0", "continuous"),
         ("Pendulum-v1", "continuous"),
         ("FrozenLake-v1", "minigrid"),
-        ("MiniGrid-DoorKey-8x8-v0", "minigrid"),
-        ("DoorKey-8x8", "minigrid"),
+        ("MiniGrid-DoorKey-8x8-v0", "swift"),
+        ("DoorKey-8x8", "swift"),
+        ("MultiRoom-N30", "swift"),
+        ("ObstructedMaze-1Q", "swift"),
         ("ObstructedMaze-Full-v1", "omfull"),
         ("procgen:ninja", "procgen"),
         ("no-such-task", "minigrid"),
@@ -192,14 +194,26 @@ def test_the_preset_of_a_task(task, suite):
     assert suite_of(task) == suite
 
 
-def test_our_suites_are_minigrid_with_what_they_say_they_change():
-    for suite, changes in OURS.items():
+def test_our_suites_are_a_column_of_the_table_with_what_they_say_they_change():
+    for suite, (base, changes, own) in OURS.items():
         for method in METHODS:
-            beta = {"control": 0.3, "continuous": 0.1}[suite]
-            own = {"reward.beta": beta} if method != "none" and source(suite, method) == suite else {}
-            expected = merge(resolved("minigrid", method), nested({"preset": suite, **changes, **own}))
+            expected = merge(
+                resolved(base, method), nested({"preset": suite, **changes, **own.get(part_of(method), {})})
+            )
             assert resolved(suite, method) == expected
     assert source("control", "deir-no-mi") == "control" and source("control", "rnd") == "minigrid"
+
+
+def test_the_authors_own_command_for_the_full_maze():
+    ours, table = resolved("omfull-author"), resolved("omfull")
+    assert (ours.network.features, ours.network.mlp, ours.ppo.clip_range_value, ours.reward.momentum) == (
+        256,
+        256,
+        0.2,
+        0.99,
+    )
+    same = {"network": {"features": 64, "hidden": 64, "mlp": 128}, "ppo": {"clip_range_value": None}}
+    assert merge(ours, {**same, "reward": {"momentum": 0.9}, "preset": "omfull"}) == table
 
 
 def test_every_preset_is_a_valid_configuration_and_the_defaults_are_deir_in_minigrid():

@@ -11,17 +11,17 @@ import torch
 from minigrid.core.world_object import Door, Goal, Key
 from torch.nn import functional as F
 
+from deir.algorithm.rewards.shared import TrajectoryModel
 from deir.config import Config, EnvConfig, merge
 from deir.envs import make_envs
-from deir.envs.catalogue import resolve
-from deir.envs.layouts import layout_seed
+from deir.envs.minigrid.catalogue import resolve
+from deir.envs.minigrid.layouts import layout_seed
 from deir.errors import UserError
-from deir.experiments import probe
-from deir.experiments.landmarks import LABELS, labelled, labels_of
-from deir.experiments.probe import MODELS, Probe, Probes, Student, constant_losses, losses, summary, teach
-from deir.experiments.trajectories import Labelled, of_run, while_training
-from deir.options import parse
-from deir.rewards.parts import TrajectoryModel
+from deir.experiments.paper import probe
+from deir.experiments.paper.probe import MODELS, Probe, Probes, Student, constant_losses, losses, summary, teach
+from deir.experiments.paper.state_labels import LABELS, labelled, labels_of
+from deir.experiments.paper.trajectories import Labelled, of_run, while_training
+from deir.runs.options import parse
 from small import WORDS, small
 
 TINY = small(method="none", steps=384, reward={"overlap": False})
@@ -223,7 +223,7 @@ def test_command_writes_a_table_and_a_picture_and_overwrites_nothing(tmp_path, c
 
 
 def test_a_trained_run_can_collect(tmp_path):
-    from deir.run import start
+    from deir.runs.run import start
 
     config = merge(Config(), {**TINY, "steps": 128})
     start(config, tmp_path / "run")

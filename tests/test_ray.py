@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import ray
 
-from deir.experiments.engines import RAY_SETTINGS, RayEngine
-from deir.experiments.jobs import Job
-from deir.experiments.pool import Board, Run, run_all
+from deir.experiments.sweep.engines import RAY_SETTINGS, RayEngine
+from deir.experiments.sweep.jobs import Job
+from deir.experiments.sweep.scheduler import Board, Run, run_all
 from test_sweep import endless, has_checkpoint, held, iterations, status, sweep, writer_of, written
 
 

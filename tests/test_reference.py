@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from deir import reference
+from deir.cli import reference
 from deir.config import Config, Count
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from deir import cli
+from deir.algorithm.rewards import METHODS
 from deir.errors import UserError
-from deir.experiments import page, plates, report, texts
-from deir.experiments.analysis import ALL, Study
-from deir.experiments.curves import read_all, task_name, write_table
-from deir.experiments.palette import styles
-from deir.rewards import METHODS
+from deir.experiments.report import command as report
+from deir.experiments.report import page, static_figures, summary_text
+from deir.experiments.report.analysis import ALL, Study
+from deir.experiments.report.curves import read_all, task_name, write_table
+from deir.experiments.report.styles import styles
 from made_runs import STEP, make_run, make_sweep
 
 
@@ -207,7 +208,7 @@ def test_a_task_without_efficiencies_has_no_such_figure(tmp_path):
     study = study_of(tmp_path)
     assert study.series("DoorKey-8x8", "episodic_efficiency", "frames") is None
     assert math.isnan(study.summary[0]["episodic_mean"])
-    assert "–" in texts.markdown(study)
+    assert "–" in summary_text.markdown(study)
 
 
 def test_a_negative_best_return_has_no_shares(tmp_path):
@@ -284,12 +285,12 @@ def test_each_kind_of_figure_is_drawn_and_drawn_alike_again(tmp_path):
         "probability-auc",
         "frames-to-half-best",
     }
-    assert set(plates.draw_all(study, tmp_path, wanted)) == wanted
+    assert set(static_figures.draw_all(study, tmp_path, wanted)) == wanted
     for name in wanted:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     before = (tmp_path / "return-frames-mean.pdf").read_bytes()
-    plates.draw_all(study, tmp_path, {"return-frames-mean"})
+    static_figures.draw_all(study, tmp_path, {"return-frames-mean"})
     assert (tmp_path / "return-frames-mean.pdf").read_bytes() == before
 
 
@@ -307,4 +308,4 @@ def test_labels_are_escaped_in_the_page_and_in_the_table(tmp_path):
     html = page.render(study, "<script>alert(2)</script>")
     for text in ("<img", "</script><b>", "<script>alert(2)"):
         assert text not in html
-    assert "a\\|b&lt;/script" in texts.markdown(study)
+    assert "a\\|b&lt;/script" in summary_text.markdown(study)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from builders import ACTIONS, SPACE, random_episodes, walk
-from deir import checkpoint
+from deir.algorithm.networks import GridEncoder
+from deir.algorithm.rewards import METHODS, make_reward
+from deir.algorithm.rewards.base import between_rollouts
 from deir.config import Config, merge
 from deir.errors import UserError
-from deir.networks import GridEncoder
-from deir.presets import resolve
-from deir.rewards import METHODS, make_reward
-from deir.rewards.base import between_rollouts
+from deir.runs import checkpoint
+from deir.runs.presets import resolve
 from oracles import embed
 from reward_oracles import ORACLES, forward_loss, icm_loss, inverse_loss, rnd_loss, trajectories
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 import yaml
 
-from deir import checkpoint, run
+from deir.algorithm.reward_model import check_finite
+from deir.algorithm.trainer import Trainer
 from deir.errors import TrainingDiverged, UserError
-from deir.run import FIRST_COLUMNS, configure
-from deir.stage import check_finite
-from deir.trainer import Trainer
+from deir.runs import checkpoint, run
+from deir.runs.run import FIRST_COLUMNS, configure
 from small import laid_over
 from small import small as small_settings
 

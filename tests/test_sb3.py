@@ -13,8 +13,8 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from deir.errors import UserError
-from deir.experiments import sb3_comparison
-from deir.integrations.sb3 import ENTRY, add_reward, load
+from deir.experiments.bench import sb3_comparison
+from deir.plugin.stable_baselines3 import ENTRY, add_reward, load
 from small import MODEL
 
 N, STEPS = 3, 20

@@ -12,10 +12,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from deir.config import EnvConfig
-from deir.envs import check_env, make_envs, missions
+from deir.envs import check_env, make_envs
 from deir.envs.gymnasium import GymnasiumEnvs
+from deir.envs.minigrid import missions
+from deir.envs.spaces import ObservationLayout, PackedBox
 from deir.errors import UserError
-from deir.spaces import ObservationLayout, PackedBox
 from test_gymnasium import MINIGRID, N, Shown, make, shown
 
 

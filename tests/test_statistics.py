@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import mannwhitneyu
 
-from deir.experiments import statistics
+from deir.experiments.report import statistics
 
 settings.register_profile("deir", deadline=None, derandomize=True, database=None)
 settings.load_profile("deir")

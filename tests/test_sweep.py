@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deir import run
 from deir.cli import main
 from deir.errors import UserError
-from deir.experiments.board import SweepBoard
-from deir.experiments.curves import read_all
-from deir.experiments.engines import LocalEngine
-from deir.experiments.grid import make_grid
-from deir.experiments.jobs import Job, last_row, read_rows
-from deir.experiments.pool import Board, Run, run_all
-from deir.experiments.sweep import Sweep, command_of, estimate
+from deir.experiments.report.curves import read_all
+from deir.experiments.sweep.command import Sweep, command_of, estimate
+from deir.experiments.sweep.engines import LocalEngine
+from deir.experiments.sweep.grid import make_grid
+from deir.experiments.sweep.jobs import Job, last_row, read_rows
+from deir.experiments.sweep.live_table import SweepBoard
+from deir.experiments.sweep.scheduler import Board, Run, run_all
 from deir.files import held, only_writer
+from deir.runs import run
 
 OVERRIDES = {
     "env": {"n_envs": 4, "layout_worker": False},

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from deir.threads import another_party, available_threads, in_parallel, one_party_less, use_threads
+from deir.fast.threads import another_party, available_threads, in_parallel, one_party_less, use_threads
 
 CPU = torch.device("cpu")
 

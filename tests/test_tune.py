@@ -10,14 +10,14 @@ import optuna
 import pytest
 import yaml
 
-from deir import run
 from deir.cli import main
 from deir.errors import UserError
-from deir.experiments.grid import merged
-from deir.experiments.jobs import Job
-from deir.experiments.study import Curve, make_plan, objective
-from deir.experiments.tune import make_pruner, make_sampler, open_study
-from deir.presets import CANDIDATES
+from deir.experiments.sweep.grid import merged
+from deir.experiments.sweep.jobs import Job
+from deir.experiments.tune.command import make_pruner, make_sampler, open_study
+from deir.experiments.tune.study import Curve, make_plan, objective
+from deir.runs import run
+from deir.runs.presets import CANDIDATES
 from test_sweep import OVERRIDES, wait_for
 
 FILE = {

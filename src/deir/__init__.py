@@ -6,17 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deir.algorithm.rewards import register_reward
     from deir.api import Agent, load, load_reward, train
     from deir.envs import make_envs
-    from deir.plug import Reward, make_reward
-    from deir.rewards import register_reward
+    from deir.plugin.reward import Reward, make_reward
 
 __all__ = ["Agent", "Reward", "load", "load_reward", "make_envs", "make_reward", "register_reward", "train"]
 _HOMES = {
     **dict.fromkeys(("Agent", "load", "load_reward", "train"), "deir.api"),
-    **dict.fromkeys(("Reward", "make_reward"), "deir.plug"),
+    **dict.fromkeys(("Reward", "make_reward"), "deir.plugin.reward"),
     "make_envs": "deir.envs",
-    "register_reward": "deir.rewards",
+    "register_reward": "deir.algorithm.rewards",
 }
 
 

@@ -94,8 +94,6 @@ class NetworkConfig:
     """Normalisation of all non-recurrent layers and of the input; vectors are scaled by their moments in any case."""
     box_policy: Literal["squashed", "clipped"] = "squashed"
     """Continuous actions: Gaussian draws brought into their bounds by tanh, or by cutting them off."""
-    input_scale: float = 1.0
-    """Trial: what grid codes are divided by before the input's batch normalisation (published code: 255)."""
     log_std: float = 0.0
     """Continuous actions: logarithm of the initial standard deviation, of actions scaled to -1 … 1."""
 
@@ -128,10 +126,6 @@ class PPOConfig:
     """Advantages normalised by moving statistics over rollouts, within a mini-batch, or not at all."""
     advantage_momentum: float = 0.9
     """Momentum of the moving statistics."""
-    advantage_start: Literal["unit", "first", "corrected"] = "unit"
-    """Trial: how the advantages' moving moments begin."""
-    advantage_means: Literal["one", "each"] = "one"
-    """Trial: one moving mean of advantages, or one for each environment."""
     truncation: Literal["terminate", "bootstrap"] = "terminate"
     """A time limit ends the return, or the value of the last observation stands for the rest."""
     learning_rate: float = 3e-4
@@ -158,14 +152,6 @@ class DeirConfig:
     """Width of the model's observation embedding; the policy's when not given."""
     mlp: int | None = None
     """Width of the discriminator's MLP; the policy's when not given."""
-    hidden: int | None = None
-    """Trial: width of the model's GRU; the policy's when not given."""
-    head_layers: int = 2
-    """Trial: hidden layers of the discriminator's head."""
-    statistics: Literal["one", "separate"] = "one"
-    """Trial: batch statistics of o_t and of (o_{t+1}, fake) together or apart."""
-    skip_ends: bool = False
-    """Trial: leave the last transition of an episode out of the loss."""
 
 
 @dataclass(frozen=True)
@@ -232,8 +218,6 @@ class RewardConfig:
     """Normalise the intrinsic reward by its moving mean and deviation."""
     momentum: float | None = 0.9
     """Momentum of the moving mean and variance; none: those of all training."""
-    start: Literal["unit", "first", "corrected"] = "unit"
-    """Trial: how the moving moments begin."""
     epochs: int = 4
     """Passes of the reward model over a rollout."""
     minibatch_size: int = 512

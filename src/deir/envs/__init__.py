@@ -9,7 +9,7 @@ from deir.envs.base import EnvStep, VectorEnvs
 from deir.errors import unknown
 
 if TYPE_CHECKING:
-    from deir.envs.catalogue import TaskSpec
+    from deir.envs.minigrid.catalogue import TaskSpec
 
 __all__ = ["EnvStep", "VectorEnvs", "check_env", "env_names", "make_envs"]
 
@@ -31,7 +31,7 @@ def make_envs(config: EnvConfig | str, seed: int = 0, generation: int = 0) -> Ve
         return ProcgenEnvs(config, seed, generation)
     task = None if config.mission else _engine_task(config.id)
     if task is not None:
-        from deir.envs.minigrid import MiniGridEnvs
+        from deir.envs.minigrid.engine import MiniGridEnvs
 
         return MiniGridEnvs(task, config, seed)
     return GymnasiumEnvs(config, seed, generation)
@@ -39,8 +39,8 @@ def make_envs(config: EnvConfig | str, seed: int = 0, generation: int = 0) -> Ve
 
 def check_env(config: EnvConfig) -> None:
     """Refuses unknown names and options that do not apply to the task, without making the environments."""
-    from deir.envs.catalogue import resolve
     from deir.envs.gymnasium import GRID_OPTIONS, find_source, is_minigrid, reject_options
+    from deir.envs.minigrid.catalogue import resolve
     from deir.envs.procgen import PREFIX, check_levels, find_game
 
     if config.id.startswith(PREFIX):
@@ -59,8 +59,8 @@ def check_env(config: EnvConfig) -> None:
 
 def env_names() -> list[str]:
     """Every name `make_envs` knows beside module:factory."""
-    from deir.envs.catalogue import task_names
     from deir.envs.gymnasium import registered_names
+    from deir.envs.minigrid.catalogue import task_names
     from deir.envs.procgen import GAMES, PREFIX
 
     return list(dict.fromkeys([*task_names(), *(PREFIX + game for game in GAMES), *registered_names()]))
@@ -68,7 +68,7 @@ def env_names() -> list[str]:
 
 def _engine_task(name: str) -> TaskSpec | None:
     """The MiniGrid task of this name if the batched engine covers it."""
-    import deir.envs.catalogue as catalogue
+    import deir.envs.minigrid.catalogue as catalogue
 
     task = catalogue.resolve(name)
     return task if task is not None and catalogue.covered(task.build()) else None

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment: whatever `deir.spaces` can lay out to see and to do."""
+"""Any Gymnasium environment: whatever `deir.envs.spaces` can lay out to see and to do."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
-import deir.envs.catalogue as catalogue
+import deir.envs.minigrid.catalogue as catalogue
 from deir.config import EnvConfig
 from deir.envs.base import EnvStep
-from deir.envs.missions import MISSIONS
+from deir.envs.minigrid.missions import MISSIONS
 from deir.envs.observations import add_noise, invisible_obstacles
+from deir.envs.spaces import ActionLayout, ObservationLayout
 from deir.errors import UserError, invalid, unknown
 from deir.imports import import_named
-from deir.spaces import ActionLayout, ObservationLayout
 
 if TYPE_CHECKING:
     from minigrid.core.world_object import WorldObj

@@ -1,0 +1,110 @@
+"""A trained agent, from a run directory: it acts, and has the reward model of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deir.algorithm.policy import Policy
+from deir.config import Config
+from deir.envs import make_envs
+from deir.envs.spaces import PackedBox
+from deir.errors import UserError
+from deir.plugin.reward import Embeddings, Reward
+from deir.runs import checkpoint, run
+from deir.seeding import torch_generator
+
+
+class Agent:
+    """A trained policy. It keeps nothing between calls: the caller holds its memory."""
+
+    def __init__(self, policy: Policy, config: Config, reward: Callable[[], Reward] | None = None) -> None:
+        """`reward` makes the reward model that was trained beside the policy, when it is asked for."""
+        self.policy = policy.eval()
+        self.config = config
+        self.generator = torch_generator(config.seed, "act")
+        self._make_reward = reward
+
+    @cached_property
+    def reward(self) -> Reward:
+        if self._make_reward is None:
+            raise UserError("reward: this agent has none; deir.load gives one with the reward model of its run")
+        return self._make_reward()
+
+    @torch.no_grad()
+    def act(
+        self, observations: NDArray[Any] | Mapping[str, Any], state: Tensor | None = None, greedy: bool = False
+    ) -> tuple[NDArray[Any], Tensor]:
+        """Actions for one observation [*obs] or for several [N, *obs], and the memory to pass in next time.
+
+        Observations are those of `make_envs`; of several parts, also a mapping with an array for each part.
+        Begin an episode with `state=None`; of several environments, zero the rows of those that begin one.
+        """
+        seen = self._array(observations)
+        single = seen.ndim == len(self.policy.observation_space.shape or ())
+        batch = torch.as_tensor(seen[None] if single else seen)
+        hidden = self.policy.initial_hidden(len(batch)) if state is None else state
+        outputs, _, hidden = self.policy(batch, hidden)
+        kind = self.policy.actions
+        actions = kind.taken(kind.mode(outputs) if greedy else kind.sample(outputs, self.generator))
+        return (actions[0] if single else actions).numpy(), hidden
+
+    def embed(self, observations: Any, starts: Any = None) -> Embeddings:
+        """Observation embeddings [T, N, F] and trajectory embeddings [T, N, H] of the reward model.
+
+        observations: [T, N, *obs]; starts: [T, N] where episodes begin, if not only at the first step.
+        """
+        return self.reward.embed(observations, starts)
+
+    def _array(self, observations: NDArray[Any] | Mapping[str, Any]) -> NDArray[Any]:
+        space = self.policy.observation_space
+        if isinstance(space, PackedBox) and isinstance(observations, Mapping):
+            return space.pack_any(observations)
+        return np.asarray(observations)
+
+
+def load(path: str | Path) -> Agent:
+    """The agent of a run directory, at its last whole checkpoint."""
+    return _load(path, AutoresetMode.SAME_STEP, None)
+
+
+def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None) -> Agent:
+    directory = run.RunDirectory.existing(Path(path), "run")
+    config = run.load_config(directory.path)
+    state, _, _ = checkpoint.load_latest(directory.checkpoints)
+    envs = make_envs(config.env, config.seed)
+    try:
+        spaces = envs.observation_space, envs.action_space
+    finally:
+        envs.close()
+    policy = Policy(*spaces, config.network)
+    policy.load_state_dict(state["policy"])
+
+    def reward() -> Reward:
+        env = replace(config.env, n_envs=n_envs or config.env.n_envs)
+        made = Reward(
+            replace(config, device="cpu", env=env), *spaces, mode, channels_first=False, encoder=policy.encoder
+        )
+        made.load_learned(state["stage"], state["reward_moments"])
+        return made
+
+    return Agent(policy, config, reward)
+
+
+def load_reward(
+    path: str | Path, n_envs: int | None = None, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP
+) -> Reward:
+    """The reward of a run directory, trained as far as its last whole checkpoint, to go on with in another loop.
+
+    `n_envs`: of that loop; as many as the run had when not given.
+    """
+    return _load(path, autoreset_mode, n_envs).reward

@@ -1,0 +1,1 @@
+"""The algorithm, in the order of the paper: rollouts, rewards, advantages, updates."""

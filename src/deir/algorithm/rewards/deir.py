@@ -1,0 +1,156 @@
+"""DEIR: episodic novelty scaled by the distance of trajectories, on the embeddings of a discriminative model.
+
+Equation 4:  r_t = min_{0 ≤ i < t} dist²(e_obs_i, e_obs_{t+1}) / (dist(e_traj_i, e_traj_t) + ε)
+
+The discriminator Dsc(o_t, a_t, o_x) tells whether o_x is the observation that followed, or one drawn from a queue of
+recent novel observations (Section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional as F
+
+from deir.algorithm.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
+from deir.algorithm.layers import Part, head
+from deir.algorithm.memory import EpisodicHistory, ObservationQueue
+from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.shared import TrajectoryModel
+from deir.algorithm.types import Batch, Carry, Rollout
+from deir.config import Config
+from deir.fast import loops
+from deir.fast.kernels import arrays_of
+from deir.fast.patches import concatenate, extend_table
+
+
+class EpisodicNovelty(TrajectoryModel):
+    """Equation 4 on whatever embeddings the model learns."""
+
+    mutual_information = True  # without it, the distance of observations alone
+
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        action_space: spaces.Space[Any],
+        config: Config,
+        policy_encoder: Encoder | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space, config, config.reward.deir.features)
+        self.options = config.reward.deir
+
+    def initial_carry(self, n_envs: int) -> Carry:
+        carry = super().initial_carry(n_envs)
+        widths = {"obs": self.encoder.features, **({"traj": self.width} if self.mutual_information else {})}
+        return {**carry, **EpisodicHistory.empty(n_envs, widths, carry["hidden"].device).tensors()}
+
+    @torch.no_grad()
+    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
+        history = EpisodicHistory.from_tensors(carry)
+        seen, pairing = self.embed(rollout, carry), self.options.pairing
+        new = {"obs": seen.obs}
+        if self.mutual_information:
+            new["traj"] = seen.before if pairing == "published" else seen.after
+        first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
+        last = torch.arange(len(first), device=first.device) + history.depth - (1 if pairing == "eq4" else 0)
+        keys = {name: history.extended(name, rows) for name, rows in new.items()}  # [L+T, N, F]
+        if self.mutual_information:
+            query_traj = self.next_trajectories(seen) if pairing == "a1" else seen.after
+            repeated = repeats_in_episode(rollout.ids[:-1], rollout.next_ids, first, last, history.depth)
+            rewards = episodic_min_ratio(
+                seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps, repeated
+            )
+        else:
+            nearest = episodic_nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
+            rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
+        history = history.advanced(keys, first[-1], rollout.starts[-1])
+        return rewards * rollout.valid, {**self.carry_on(seen), **history.tensors()}
+
+
+class Deir(EpisodicNovelty):
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        action_space: spaces.Space[Any],
+        config: Config,
+        policy_encoder: Encoder | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space, config, policy_encoder)
+        self.max_queue_bytes = config.checkpoint.max_queue_mb * 2**20
+        mlp = self.options.mlp or config.network.mlp
+        self.discriminator = head(config.network.norm, [2 * self.width + self.actions.width, mlp, mlp, 1])
+        dtype = torch.uint8 if observation_space.dtype == "uint8" else torch.float32
+        self.queue = ObservationQueue(self.options.queue_size, observation_space.shape, dtype)
+
+    def remember(self, rollout: Rollout, rewards: Tensor, average: float) -> None:
+        """Algorithm A2: observations whose reward is not below the running average join the queue."""
+        observations = rollout.table.distinct
+        if len(self.queue) == 0:
+            self.queue.push(observations[rollout.ids[0]])
+        novel = (rewards >= average) & rollout.valid
+        self.queue.push(observations[rollout.next_ids[novel]])
+
+    def batches(
+        self, rollout: Rollout, carry: Carry, epochs: int, size: int, generator: torch.Generator
+    ) -> Iterator[Batch]:
+        plain = list(super().batches(rollout, carry, epochs, size, generator))
+        slots = [self.draw_fakes(batch, generator) for batch in plain]
+        if not rollout.table.levels:
+            device = rollout.table.distinct.device
+            for batch, (slot, differs) in zip(plain, slots, strict=True):
+                yield replace(batch, fakes=self.queue.storage[slot].to(device), fake_differs=differs)
+            return
+        table, renamed, fake_ids = extend_table(rollout.table, self.queue.storage, torch.cat([s for s, _ in slots]))
+        parts = fake_ids.split([len(batch.actions) for batch in plain])
+        for batch, (_, differs), fakes in zip(plain, slots, parts, strict=True):
+            yield replace(
+                batch,
+                observations=table.rows(renamed[batch.observations.ids]),
+                next_observations=table.rows(renamed[batch.next_observations.ids]),
+                fakes=table.rows(fakes),
+                fake_differs=differs,
+            )
+
+    def draw_fakes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Slots of the queue [B], drawn twice where the first equals the true next observation; and which differ."""
+        draws = torch.randint(len(self.queue), (2, len(batch.actions)), generator=generator, device="cpu")
+        table, ids = batch.next_observations
+        rows = arrays_of(table.distinct.cpu().flatten(1), ids.cpu())
+        storage = self.queue.storage.flatten(1).numpy()
+        differs = [torch.from_numpy(loops.rows_differ(storage, draw, *rows)) for draw in draws.numpy()]
+        return torch.where(differs[0], draws[0], draws[1]), (differs[0] | differs[1]).to(batch.actions.device)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Binary cross-entropy, true and fake transitions weighted equally."""
+        assert batch.fakes is not None and batch.fake_differs is not None
+        offered = concatenate([batch.next_observations, batch.fakes])  # true and fake o_{t+1}
+        now, then = self.observe([batch.observations, offered])
+        traj = self.advance(now, batch.hidden)  # [B, H]
+        next_traj = self.advance(then, traj)  # [2B, H]
+        rows = torch.arange(len(next_traj), device=traj.device)
+        taken = Part(self.actions.vector(batch.actions), rows % len(traj))
+        logits = self.discriminator.joined([Part(traj, taken.rows), Part(next_traj, rows), taken])[:, 0]  # [2B]
+        true, fake = logits.chunk(2)
+        differs = batch.fake_differs.to(logits.dtype)
+        true_loss = F.softplus(-true).mean()  # -log Dsc
+        fake_loss = (F.softplus(fake) * differs).sum() / differs.sum().clamp(min=1)  # -log(1 - Dsc)
+        with torch.no_grad():
+            accuracy = 0.5 * (
+                (true > 0).float().mean() + ((fake < 0).float() * differs).sum() / differs.sum().clamp(min=1)
+            )
+        return 0.5 * (true_loss + fake_loss), {
+            "discriminator_accuracy": accuracy,
+            "fake_valid_rate": differs.mean(),
+        }
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"queue": self.queue.state_dict() if self.queue.nbytes <= self.max_queue_bytes else None}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        if state["queue"] is not None:
+            self.queue.load_state_dict(state["queue"])

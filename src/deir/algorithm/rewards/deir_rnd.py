@@ -1,0 +1,46 @@
+"""DEIR's episodic reward times a lifelong factor, the combination Section 3.2 leaves open.
+
+r_t = r_DEIR · min{max{1 + (e - μ)/σ, 1}, L}, with e the random distillation error of o_{t+1}, as NGU scales its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+from torch import Tensor
+
+from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.deir import Deir
+from deir.algorithm.rewards.shared import RandomDistillation
+from deir.algorithm.types import Batch, Carry, Rollout
+from deir.config import Config
+
+
+class DeirRnd(Deir):
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        action_space: spaces.Space[Any],
+        config: Config,
+        policy_encoder: Encoder | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space, config, policy_encoder)
+        self.rnd = RandomDistillation(observation_space, config, policy_encoder)
+
+    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
+        rewards, carry = super().compute(rollout, carry)
+        factor, extra = self.rnd.lifelong_factor(rollout)
+        return rewards * factor, {**carry, **extra}
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = super().loss(batch)
+        rnd_loss, rnd_metrics = self.rnd.loss(batch)
+        return loss + rnd_loss, {**metrics, **rnd_metrics}
+
+    def extra_state(self) -> dict[str, Any]:
+        return {**super().extra_state(), "rnd": self.rnd.state()}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        super().load_extra_state(state)
+        self.rnd.load_state(state["rnd"])

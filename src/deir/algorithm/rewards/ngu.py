@@ -1,0 +1,96 @@
+"""NGU (Badia et al., 2020): how unlike the episode's memory an observation is, scaled by its lifelong novelty.
+
+Algorithm 1, with d_k² the squared distances of f(o_{t+1}) to its k nearest neighbours among f(o_0) … f(o_t) and d_m²
+their running mean:
+
+    d_n = max{d_k²/d_m² - ξ, 0},   K = ε/(d_n + ε),   s = √(Σ K) + c,   r_episodic = 1/s, or 0 if s > s_max
+
+    r_t = r_episodic · min{max{α, 1}, L},   α = 1 + (e - μ)/σ of the random distillation error e
+
+The embedding f is learned by an inverse model, which tells a_t from the trajectory embeddings at t and t+1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from deir.algorithm.episodic import episode_first_positions, episodic_nearest
+from deir.algorithm.functional import RunningMean
+from deir.algorithm.memory import EpisodicHistory
+from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.shared import InverseModel, RandomDistillation, TrajectoryModel
+from deir.algorithm.types import Batch, Carry, Rollout
+from deir.config import Config
+
+
+class Ngu(TrajectoryModel):
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        action_space: spaces.Space[Any],
+        config: Config,
+        policy_encoder: Encoder | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space, config)
+        self.options = config.reward.ngu
+        self.inverse_model = InverseModel(config, self.width, self.actions)
+        self.rnd = RandomDistillation(observation_space, config, policy_encoder) if self.options.lifelong else None
+        self.distance_mean = RunningMean(self.options.distance_momentum)
+
+    def initial_carry(self, n_envs: int) -> Carry:
+        carry = super().initial_carry(n_envs)
+        history = EpisodicHistory.empty(n_envs, {"obs": self.encoder.features}, carry["hidden"].device)
+        return {**carry, **history.tensors()}
+
+    @torch.no_grad()
+    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
+        history = EpisodicHistory.from_tensors(carry)
+        seen = self.embed(rollout, carry)
+        first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
+        last = torch.arange(len(first), device=first.device) + history.depth  # o_t is in the memory
+        keys = history.extended("obs", seen.obs)  # [L+T, N, F]
+        distances = episodic_nearest(seen.next_obs, keys, first, last, self.options.neighbours)  # [T, N, k]
+        rewards = self.inverse_similarity(distances, self.mean_distances(distances, rollout.valid))
+        rewards = rewards.to(seen.obs.dtype) * rollout.valid
+        carry = {
+            **self.carry_on(seen),
+            **history.advanced({"obs": keys}, first[-1], rollout.starts[-1]).tensors(),
+        }
+        if self.rnd is None:
+            return rewards, carry
+        factor, extra = self.rnd.lifelong_factor(rollout)
+        return rewards * factor, {**carry, **extra}
+
+    def mean_distances(self, distances: Tensor, valid: Tensor) -> Tensor:
+        """d_m² after each step: one running mean for all environments, fed with the mean over them. [T]"""
+        found = distances.isfinite() & valid[..., None]  # [T, N, k]
+        sums = torch.where(found, distances, 0.0).sum((1, 2))
+        return self.distance_mean.scan(sums / found.sum((1, 2)))  # 0/0 where no environment has a genuine step
+
+    def inverse_similarity(self, distances: Tensor, mean: Tensor) -> Tensor:
+        """distances: [T, N, k] squared, infinite for a missing neighbour; mean: [T] -> [T, N]"""
+        options = self.options
+        normalized = distances / mean.clamp(min=torch.finfo(mean.dtype).tiny)[:, None, None]
+        kernel = options.eps / ((normalized - options.cluster_distance).clamp(min=0) + options.eps)
+        similarity = kernel.sum(-1).sqrt() + options.pseudo_count
+        return torch.where(similarity > options.max_similarity, 0.0, 1 / similarity)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        now, then = self.transitions(batch)  # [B, H]
+        loss, metrics = self.inverse_model.loss(now, then, batch.actions)
+        if self.rnd is None:
+            return loss, metrics
+        rnd_loss, rnd_metrics = self.rnd.loss(batch)
+        return loss + rnd_loss, {**metrics, **rnd_metrics}
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"distance_mean": self.distance_mean.state_dict(), "rnd": self.rnd.state() if self.rnd else None}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        self.distance_mean.load_state_dict(state["distance_mean"])
+        if self.rnd:
+            self.rnd.load_state(state["rnd"])

@@ -1,0 +1,63 @@
+"""What an episode has visited: exact keys of observations or full states, compared over rollouts."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deir.algorithm.episodic import episode_first_positions, first_occurrences
+from deir.algorithm.memory import EpisodicHistory
+from deir.algorithm.types import Rollout
+
+
+def no_visits(n_envs: int, device: torch.device | str = "cpu") -> EpisodicHistory:
+    """The history of keys before the first rollout."""
+    return EpisodicHistory(
+        {"keys": torch.zeros(0, n_envs, dtype=torch.int64, device=device)},
+        torch.zeros(n_envs, dtype=torch.int64, device=device),
+    )
+
+
+def observation_keys(observations: Tensor) -> Tensor:
+    """[U, *obs] -> [U] a 64-bit hash of each; equal observations and, but for 1 in 10¹⁹ pairs, only those share one."""
+    rows = observations.cpu().numpy()
+    digests = b"".join(blake2b(np.ascontiguousarray(row).data, digest_size=8).digest() for row in rows)
+    return torch.from_numpy(np.frombuffer(digests, np.int64).copy()).to(observations.device)
+
+
+def next_states(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """The states behind o_{t+1} [T, N], and where they are known [T, N]: not where the new episode's took its place."""
+    assert rollout.states is not None
+    return rollout.states[1:], genuine_arrivals(rollout)
+
+
+def genuine_arrivals(rollout: Rollout) -> Tensor:
+    """[T, N] bool: what the backend tells of time t+1 belongs to the transition's own episode."""
+    known = rollout.valid.flatten().clone()
+    known[rollout.final_indices] = False
+    return known.view(rollout.shape)
+
+
+def first_visits(
+    history: EpisodicHistory,
+    keys: Tensor,  # [T, N] of o_t
+    queries: Tensor,  # [T, N]
+    starts: Tensor,  # [T+1, N] bool
+    including_now: bool,
+) -> tuple[Tensor, EpisodicHistory]:
+    """Which queries [T, N] equal no earlier key of their episode, and the history after the rollout.
+
+    including_now: o_t itself counts as earlier (the queries are about o_{t+1}).
+    """
+    first = episode_first_positions(starts[:-1], history.lengths)  # [T, N]
+    carried = torch.arange(history.depth, device=keys.device)[:, None]
+    began = history.depth - history.lengths  # [N]
+    carried_first = torch.where(carried >= began, began, -1)  # [L, N]
+    extended = history.extended("keys", keys)  # [L+T, N]
+    earliest = first_occurrences(extended, torch.cat([carried_first, first]), queries, first)  # [T, N]
+    now = torch.arange(len(keys), device=keys.device)[:, None] + history.depth
+    advanced = history.advanced({"keys": extended}, first[-1], starts[-1])
+    return (earliest > now if including_now else earliest >= now), advanced

@@ -1,0 +1,42 @@
+"""Functions compiled by Numba, for loops that NumPy and PyTorch would need a dozen passes over memory for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+from numba.core import event
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled when first called, and only once where a directory can be written that remembers it.
+
+    It runs on the CPU, without Python's lock.
+    """
+    try:
+        return njit(loop, nogil=True, error_model="numpy", cache=True)
+    except RuntimeError:
+        return njit(loop, nogil=True, error_model="numpy")
+
+
+class _CompilationNotice(event.Listener):  # type: ignore[misc]
+    """Says why nothing seems to happen the first time. Loops that are found on disk are not compiled."""
+
+    def __init__(self) -> None:
+        self.given = False
+
+    def on_start(self, event: Any) -> None:
+        if not self.given:
+            logging.getLogger("deir").info("compiling the inner loops, once: about ten seconds")
+        self.given = True
+
+    def on_end(self, event: Any) -> None:
+        """Nothing to say."""
+
+
+event.register("numba:compile", _CompilationNotice())

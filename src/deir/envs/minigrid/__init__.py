@@ -1,0 +1,1 @@
+"""MiniGrid: a batched engine over the layouts of the `minigrid` package."""

@@ -1,0 +1,1 @@
+"""`deir bench`: how fast, and how it compares with other packages."""

@@ -1,0 +1,1 @@
+"""`deir probe` and `deir distances`: the analyses of the paper."""

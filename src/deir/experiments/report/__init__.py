@@ -1,0 +1,1 @@
+"""`deir report`: curves and statistics of many runs."""

@@ -1,0 +1,173 @@
+"""The page of a report: one HTML file with its plots, data and library inside."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from base64 import b64encode
+from importlib.resources import files
+from typing import Any
+
+from numpy.typing import NDArray
+
+from deir.experiments.report.analysis import ALL, MEASURES, METRICS, THRESHOLDS, Study
+from deir.experiments.report.styles import Style, styles
+from deir.experiments.report.summary_text import counted, interval_text, plus_minus, reach_text, runs_text
+
+COLUMNS = (
+    "method",
+    "runs",
+    "final return",
+    "IQM [95%]",
+    "area under the curve",
+    "episodic efficiency",
+    "lifelong efficiency",
+    *(f"frames to {threshold.label}" for threshold in THRESHOLDS),
+)
+_STROKES = {"solid": "", "dash": "6 3", "dot": "2 2.5", "dashdot": "6 2 2 2", "longdash": "9 3"}
+
+
+def render(study: Study, title: str) -> str:
+    """All that comes from the user is escaped: by Jinja in the page, as JSON in the data, by the script in plots."""
+    from jinja2 import Environment
+    from jinja2.utils import htmlsafe_json_dumps
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    templates = files("deir.experiments.report") / "templates"
+    look = styles(study.methods)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string((templates / "report.html").read_text()).render(
+        title=title,
+        facts=_facts(study),
+        tasks=study.tasks,
+        notes=study.notes,
+        views=study.views,
+        several=ALL in study.views,
+        methods=[{**_method(name, look[name]), "stroke": _STROKES[look[name].dash]} for name in study.methods],
+        metrics=METRICS,
+        measures=MEASURES,
+        thresholds=THRESHOLDS,
+        columns=COLUMNS,
+        rows=_rows(study),
+        resamples=study.resamples,
+        style=Markup((templates / "report.css").read_text()),
+        script=Markup((templates / "report.js").read_text()),
+        library=b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode(),  # 2 MB instead of 5
+        data=htmlsafe_json_dumps(_data(study), dumps=json.dumps, allow_nan=False, separators=(",", ":")),
+    )
+
+
+def _facts(study: Study) -> str:
+    """What was run, in one line."""
+    counts = [len(runs) for task in study.tasks for m in study.methods if (runs := study.of(task, m))]
+    budgets = [study.longest[task].last for task in study.tasks]
+    frames = f"{min(budgets):,}" if min(budgets) == max(budgets) else f"{min(budgets):,} to {max(budgets):,}"
+    parts = (counted(len(study.tasks), "task"), counted(len(study.methods), "method"), f"{_span(counts)} each")
+    return f"{', '.join(parts)}, {frames} frames a run."
+
+
+def _span(counts: list[int]) -> str:
+    return counted(counts[0], "seed") if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} seeds"
+
+
+def _method(name: str, style: Style) -> dict[str, Any]:
+    return {"name": name, "color": style.color, "dark": style.dark, "dash": style.dash, "width": style.width}
+
+
+def _rows(study: Study) -> list[dict[str, Any]]:
+    look = styles(study.methods)
+    return [
+        {
+            "view": study.views.index(row["env"]),
+            "method": study.methods.index(row["method"]),
+            "color": look[row["method"]].color,
+            "dark": look[row["method"]].dark,
+            "cells": _cells(row),
+        }
+        for row in study.summary
+    ]
+
+
+def _cells(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Text, a second line, and the value to sort by (nothing if unknown)."""
+
+    def cell(text: str, value: float | str, small: str = "") -> dict[str, Any]:
+        return {"text": text, "small": small, "value": "" if isinstance(value, float) and math.isnan(value) else value}
+
+    def reach(key: str) -> dict[str, Any]:
+        text, _, small = reach_text(row, key).partition(" (")
+        value = row[f"{key}_reached"] if row["env"] == ALL else row[f"{key}_frames_median"]
+        return cell(text, value, small.rstrip(")"))
+
+    iqm, _, interval = interval_text(row, "final_iqm").partition(" [")
+    return [
+        cell(row["method"], row["method"]),
+        cell(runs_text(row), row["runs"]),
+        cell(plus_minus(row, "final"), row["final_mean"]),
+        cell(iqm, row["final_iqm"], f"[{interval}" if interval else ""),
+        *(cell(plus_minus(row, name), row[f"{name}_mean"]) for name in ("auc", "episodic", "lifelong")),
+        *(reach(threshold.key) for threshold in THRESHOLDS),
+    ]
+
+
+def _data(study: Study) -> dict[str, Any]:
+    """What the script draws; unknown numbers are null."""
+    look = styles(study.methods)
+    renamed = {"probability_low": "low", "probability_high": "high"}
+    return {
+        "methods": [_method(name, look[name]) for name in study.methods],
+        "views": study.views,
+        "all": ALL if ALL in study.views else None,
+        "shared": study.shared,
+        "best": {task: _number(best) for task, best in study.best.items()},
+        "metrics": METRICS,
+        "curves": {view: _curves(study, view) for view in study.views},
+        "profiles": {view: _profiles(study, view) for view in study.views},
+        "probabilities": [{renamed.get(k, k): _number(v) for k, v in row.items()} for row in study.probabilities],
+        "reaches": [{k: _number(v) for k, v in row.items()} for row in study.reaches],
+    }
+
+
+def _curves(study: Study, view: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for metric in METRICS:
+        series = study.series(view, metric, "frames")
+        if series is None:
+            continue
+        clock = study.series(view, metric, "seconds")
+        assert clock is not None
+        found[metric] = {
+            method: {
+                "frames": _numbers(series.x[method]),
+                "seconds": _numbers(clock.x[method]),
+                "of": series.runs[method],
+                **{name: _numbers(values) for name, values in band._asdict().items()},
+            }
+            for method, band in series.bands.items()
+        }
+    return found
+
+
+def _profiles(study: Study, view: str) -> dict[str, Any]:
+    found: dict[str, dict[str, list[Any]]] = {}
+    for row in study.profiles:
+        if row["env"] == view:
+            columns = found.setdefault(row["method"], {"score": [], "share": [], "low": [], "high": []})
+            for name, key in zip(columns, ("score", "share", "share_low", "share_high"), strict=True):
+                columns[name].append(_number(row[key]))
+    return found
+
+
+def _numbers(values: NDArray[Any]) -> list[Any]:
+    return [_number(value) for value in values.tolist()]
+
+
+def _number(value: Any) -> Any:
+    """Five digits; null for what JSON has no word for."""
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else float(f"{value:.5g}")

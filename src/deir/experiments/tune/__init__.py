@@ -1,0 +1,1 @@
+"""`deir tune`: a search for good values of options."""

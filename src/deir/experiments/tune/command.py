@@ -1,0 +1,256 @@
+"""`deir tune FILE.yaml`: Optuna over the paper's candidates or any ranges, on the engines of `deir sweep`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from deir.errors import UserError, invalid
+from deir.experiments.sweep.engines import Engine, EngineName, make_engine
+from deir.experiments.sweep.live_table import SweepBoard
+from deir.experiments.sweep.scheduler import PAUSE, RETRIES, Run, advance, stop_all, stop_signals
+from deir.experiments.tune.study import Curve, Plan, figure, read_plan
+from deir.files import only_writer
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Search for good values of any configuration keys. The same command goes on with an interrupted study."""
+
+    file: tyro.conf.Positional[Path]
+    """YAML file of the study (docs/tuning.md)."""
+    out: Path | None = None
+    """Where runs, results and the study's database go; runs/<name> when not given."""
+    storage: str | None = None
+    """Database of the study, such as postgresql://user@host/name; an SQLite file in --out when not given."""
+    engine: EngineName = "local"
+    """Processes of this machine, or tasks of Ray."""
+    jobs: int | None = None
+    """Runs at the same time; this machine's cores (local) or the cluster's (ray) when not given."""
+    address: str | None = None
+    """Ray: auto or ray://host:port for a cluster; a Ray of this machine alone when not given."""
+    gpus: float | None = None
+    """Ray: GPUs of a run, a share such as 0.25 where several fit; 1 when not given and the device is a GPU."""
+    retries: int = RETRIES
+    """How often a run that crashes is tried again."""
+
+
+class Judged:
+    """A trial under way: its runs, and how much of its curve Optuna knows."""
+
+    def __init__(self, trial: optuna.Trial, plan: Plan, out: Path, known: int = 0) -> None:
+        self.trial = trial
+        jobs = plan.jobs(trial.params, out)
+        self.runs = [Run(job, "finished" if job.finished else "waiting") for job in jobs]
+        self.curve = Curve(plan, jobs)
+        self.warmup = plan.warmup
+        self.reported = known
+        self.pruned = False
+
+    @property
+    def ended(self) -> bool:
+        return not any(run.active for run in self.runs)
+
+    def report(self) -> None:
+        """Tells Optuna what is new of the curve, and stops the runs when it sees no hope in them."""
+        points = self.curve.points()
+        for step in range(self.reported + 1, len(points) + 1):
+            self.reported = step
+            value = points[step - 1]
+            if value is None or step <= self.warmup:
+                continue
+            self.trial.report(value, step)
+            if self.trial.should_prune():
+                self.pruned = True
+                for run in self.runs:
+                    run.stop()
+                return
+
+    def conclude(self, study: optuna.Study) -> str:
+        """Hands the result over; gives it in words."""
+        from optuna.trial import TrialState
+
+        value = self.curve.value()
+        if any(run.status == "failed" for run in self.runs) or (value is None and not self.pruned):
+            study.tell(self.trial, state=TrialState.FAIL)
+            return "failed" if value is not None else "failed: no episode has ended"
+        if self.pruned:
+            study.tell(self.trial, state=TrialState.PRUNED)
+            return f"pruned after {self.reported} reports"
+        study.tell(self.trial, value)
+        return f"{value:.4f}"
+
+
+def tune(args: Tune) -> int:
+    """The exit code: 0 when all trials are done, 1 when any failed, 130 when interrupted."""
+    if args.retries < 0:
+        raise invalid("retries", args.retries, "0 or more")
+    _check_installed()
+    plan = read_plan(args.file, check_device=args.engine == "local")
+    out = args.out or Path("runs") / plan.name
+    engine = make_engine(args.engine, args.jobs, args.address, args.gpus)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with only_writer(out):
+            study = open_study(plan, args.storage or f"sqlite:///{out / 'study.db'}")
+            with SweepBoard(out) as board:
+                finished = search(study, plan, out, engine, args.retries, board)
+            _write_results(study, plan, out)
+    finally:
+        engine.close()
+    if not finished:
+        print(f"interrupted; the same command goes on: deir tune {args.file}")
+        return 130
+    return 1 if any(trial.state.name == "FAIL" for trial in study.trials) else 0
+
+
+def _check_installed() -> None:
+    try:
+        import optuna
+        import plotly  # noqa: F401
+    except ImportError as missing:
+        raise UserError(f"tune: {missing.name} is not installed; type: pip install 'deir[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def open_study(plan: Plan, storage: str) -> optuna.Study:
+    """A new study, or the one that is there if the file still says the same."""
+    import optuna
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name=plan.name, direction="maximize", load_if_exists=True, pruner=make_pruner(plan)
+        )
+    except (SQLAlchemyError, ImportError) as error:
+        raise invalid("storage", storage, f"a database that can be opened ({error})") from None
+    wanted = json.loads(json.dumps(plan.identity()))
+    if "plan" not in study.user_attrs:
+        study.set_user_attr("plan", wanted)
+        _enqueue(study, plan)
+    stored = study.user_attrs["plan"]
+    for name in wanted:
+        if wanted[name] != stored[name]:
+            raise UserError(
+                f"{name}: the study has {stored[name]!r}, the file now says {wanted[name]!r}; only n_trials may change "
+                "while a study goes on. Another name or another --out begins a new one"
+            )
+    study.sampler = make_sampler(plan, len(study.trials))
+    return study
+
+
+def _enqueue(study: optuna.Study, plan: Plan) -> None:
+    """The preset's values come first, so that the search confirms them or finds better ones; then a grid's others."""
+    own = plan.own_values()
+    first = [own] if all(_allows(values, own[key]) for key, values in plan.search.items()) else []
+    for params in [*first, *(point for point in plan.grid() if point not in first)]:
+        study.enqueue_trial(params)
+
+
+def _allows(values: Any, value: Any) -> bool:
+    if isinstance(values, list):
+        return value in values
+    return value is not None and bool(values["low"] <= value <= values["high"])
+
+
+def make_pruner(plan: Plan) -> optuna.pruners.BasePruner:
+    from optuna import pruners
+
+    if plan.pruner["kind"] == "median":
+        return pruners.MedianPruner(plan.pruner["startup_trials"])
+    if plan.pruner["kind"] == "halving":
+        return pruners.SuccessiveHalvingPruner(max(1, plan.warmup), reduction_factor=plan.pruner["factor"])
+    return pruners.NopPruner()
+
+
+def make_sampler(plan: Plan, trials_so_far: int) -> optuna.samplers.BaseSampler:
+    """The seed moves on with the study: a resumed one must not draw the same values again."""
+    from optuna import samplers
+
+    if plan.sampler in ("random", "grid"):  # the points of a grid are in the queue
+        return samplers.RandomSampler(seed=trials_so_far)
+    return samplers.TPESampler(seed=trials_so_far, n_startup_trials=max(3, plan.n_trials // 4), constant_liar=True)
+
+
+def search(study: optuna.Study, plan: Plan, out: Path, engine: Engine, retries: int, board: SweepBoard) -> bool:
+    """Whether it came to its end: all trials done, and not interrupted."""
+    root = (out / "trials").resolve()
+    trials = interrupted_trials(study, plan, root)
+    runs: list[Run] = [run for trial in trials for run in trial.runs]
+    with stop_signals() as signals:
+        try:
+            while not signals:
+                while len(_active(runs)) < engine.capacity and _count_begun(study) < plan.n_trials:
+                    trials.append(_asked(study, plan, root))
+                    runs += trials[-1].runs
+                if not trials:
+                    return True
+                advance(runs, engine, retries, board.tell)
+                board.show(runs)
+                for trial in trials:
+                    if not trial.pruned:
+                        trial.report()
+                    if trial.ended:
+                        print(f"trial {trial.trial.number}  {_words(trial.trial.params)}  {trial.conclude(study)}")
+                trials = [trial for trial in trials if not trial.ended]
+                time.sleep(PAUSE)
+            return False
+        finally:
+            stop_all(runs, urgent=lambda: len(signals) > 1)
+
+
+def _active(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.active]
+
+
+def _count_begun(study: optuna.Study) -> int:
+    """Trials that have been asked for, by whoever shares the study."""
+    return sum(trial.state.name != "WAITING" for trial in study.get_trials(deepcopy=False))
+
+
+def _asked(study: optuna.Study, plan: Plan, root: Path) -> Judged:
+    trial = study.ask(plan.space())
+    place = root / f"{trial.number:04d}"
+    trial.set_user_attr("runs", str(place))
+    return Judged(trial, plan, place)
+
+
+def interrupted_trials(study: optuna.Study, plan: Plan, root: Path) -> list[Judged]:
+    """Trials of this directory that nobody ended: their runs go on from their checkpoints."""
+    import optuna
+
+    found = []
+    for frozen in study.trials:
+        place = root / f"{frozen.number:04d}"
+        if frozen.state.name == "RUNNING" and frozen.user_attrs.get("runs", str(place)) == str(place):
+            trial = optuna.Trial(study, frozen._trial_id)
+            found.append(Judged(trial, plan, place, known=max(frozen.intermediate_values, default=0)))
+    return found
+
+
+def _words(params: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {figure(value)}" for key, value in params.items())
+
+
+def _write_results(study: optuna.Study, plan: Plan, out: Path) -> None:
+    from deir.experiments.tune.page import begun, write_best, write_page, write_trials
+
+    write_trials(study, plan, out / "trials.csv")
+    best = write_best(study, plan, out / "best.yaml")
+    write_page(study, plan, out / "study.html")
+    counts = [trial.state.name.lower() for trial in begun(study)]
+    told = ", ".join(f"{counts.count(state)} {state}" for state in dict.fromkeys(counts))
+    print(f"{told} of {plan.n_trials} trials")
+    if best is not None:
+        print(f"best: {best.value:.4f} with {_words(best.params)} (trial {best.number})")
+        print(f"  deir train --config {out / 'best.yaml'}")
+    print(f"  {out / 'study.html'}   the plots;  trials.csv the numbers")

@@ -1,0 +1,1 @@
+"""The same mathematics, faster on a CPU."""

@@ -1,0 +1,213 @@
+"""Observations that repeat: each distinct observation, and each distinct patch of one, is evaluated once.
+
+A MiniGrid view is made of few kinds of cells, so a mini-batch of a thousand views holds a few hundred distinct 2x2
+patches, which are all a first 2x2 convolution can see; the same holds for its 3x3 and 4x4 patches and the layers after.
+`ObservationTable` names the distinct observations and patches of one training iteration by integers, once. `Rows` picks
+observations out of it, and `Rows.plan` says which patches those need and how often each occurs, which is what batch
+normalisation needs to stay the same mathematics as on the full batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deir.fast import planning
+
+Indices = NDArray[np.int64]
+Shares = NDArray[np.float64]
+GROUP = 4  # positions whose patches are multiplied together
+CONVOLUTIONS = 3  # 2x2 convolutions of the grid encoder, so patches of 2x2, 3x3 and 4x4 cells
+
+
+class PatchLevel(NamedTuple):
+    """The distinct patches of one size."""
+
+    of_observation: Indices  # [U, positions] the patch at each position of each distinct observation
+    children: Indices  # [P, 4] the four patches of the size below that make up each one
+
+
+class PlacedPatches(NamedTuple):
+    """The distinct pairs of a position and a last-level patch, ordered by position."""
+
+    of_observation: Indices  # [U, positions]
+    patches: Indices  # [Q] the patch of each pair
+    bounds: Indices  # [positions+1] where the pairs of each position begin
+
+
+class Layer(NamedTuple):
+    """What one layer needs of a batch; indices count within the batch's own distinct things."""
+
+    corners: Indices  # [P, 4]: 4 * child + corner, a row of the products of children and corners
+    share: Shares  # [P] what part of the batch each patch makes up
+    total: int  # patches in the batch, repeated ones counted
+
+
+class Placed(NamedTuple):
+    """The last-level patches that occur at each position, in rectangles of a few positions each."""
+
+    order: Indices  # [positions] the positions, by how many patches they have
+    heights: Indices  # [groups] slots for each position of a rectangle
+    patches: Indices  # [S] the patch in each slot, padded with any
+
+
+class PatchPlan(NamedTuple):
+    """What one batch needs of a table."""
+
+    cells: Tensor  # [C, channels] float; index C stands for padding
+    cell_share: Shares  # [C]
+    cell_total: int
+    layers: list[Layer]
+    placed: Placed
+    placed_of_observation: Indices  # [u, positions] which of its slots make up each observation
+    observation_share: Shares  # [u]
+    inverse: Tensor  # [B] which distinct observation each row is
+
+
+@dataclass(frozen=True)
+class ObservationTable:
+    """The observations of one iteration. Without patches (noise, images, vectors) nothing is taken to repeat."""
+
+    distinct: Tensor  # [U, *obs]
+    cells: Tensor | None = None  # [C, channels] float
+    cells_of_observation: Indices | None = None  # [U, H*W]
+    levels: tuple[PatchLevel, ...] = ()
+    placed: PlacedPatches | None = None
+    padding: int = 0  # cells of zeros around each view
+    view: tuple[int, ...] | None = None  # the view's shape, where an observation is a row of bytes that begins with it
+
+    def rows(self, ids: Tensor) -> Rows:
+        return Rows(self, ids)
+
+
+class Rows(NamedTuple):
+    """A batch of observations, as rows of a table."""
+
+    table: ObservationTable
+    ids: Tensor  # [B]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def gather(self) -> Tensor:
+        """[B, *obs]"""
+        return self.table.distinct[self.ids]
+
+    def plan(self) -> PatchPlan:
+        """Integer work: which observations and patches the batch holds, and how often."""
+        table, ids = self.table, self.ids.numpy()
+        assert table.cells is not None and table.cells_of_observation is not None and table.placed is not None
+        observations, weights, inverse = planning.occurring_rows(ids, len(table.distinct))
+        below, layers = np.arange(len(table.cells) + 1), []  # cells are few: all keep their numbers
+        for level in table.levels:
+            shares = planning.shares_of_names(level.of_observation, observations, weights, len(level.children))
+            corners, shares, below = planning.occurring_patches(shares, level.children, below)
+            total = len(ids) * level.of_observation.shape[1]
+            layers.append(Layer(corners, shares, total))
+        pairs, patches, bounds = table.placed
+        *placed, slots = planning.occurring_places(pairs, observations, patches, bounds, below, GROUP)
+        cells = table.cells_of_observation
+        return PatchPlan(
+            cells=table.cells,
+            cell_share=planning.shares_of_names(cells, observations, weights, len(table.cells)),
+            cell_total=len(ids) * cells.shape[1],
+            layers=layers,
+            placed=Placed(*placed),
+            placed_of_observation=slots,
+            observation_share=weights,
+            inverse=torch.from_numpy(inverse),
+        )
+
+
+def concatenate(parts: list[Rows | Tensor]) -> Rows | Tensor:
+    """One batch of several, which stay rows when all are of one table."""
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if len(rows) == len(parts) and all(part.table is rows[0].table for part in rows):
+        return Rows(rows[0].table, torch.cat([part.ids for part in rows]))
+    return torch.cat([part.gather() if isinstance(part, Rows) else part for part in parts])
+
+
+def extend_table(table: ObservationTable, storage: Tensor, slots: Tensor) -> tuple[ObservationTable, Tensor, Tensor]:
+    """A table of repeating observations with those of `storage[slots]` added.
+
+    Gives the table, the new row of each old row [U], and the row of each slot [len(slots)].
+    """
+    used, inverse = slots.unique(return_inverse=True)
+    device = table.distinct.device
+    extended, names = tabulate(torch.cat([table.distinct, storage[used].to(device)]), True, table.padding, table.view)
+    old, new = names.split([len(table.distinct), len(used)])
+    return extended, old, new[inverse.to(device)]
+
+
+def tabulate(
+    observations: Tensor, repeats: bool, padding: int = 0, view: tuple[int, ...] | None = None
+) -> tuple[ObservationTable, Tensor]:
+    """[B, *obs] -> the table of distinct observations and, for each of the B, its row [B].
+
+    repeats: whether to look for distinct ones, which must be views of integer cells [B, H, W, 3], or rows of bytes that
+    begin with a view of the shape `view`. An accelerator is better off with the plain network than with planning on the
+    host, so there nothing is taken to repeat.
+    """
+    if not repeats or observations.device.type != "cpu":
+        return ObservationTable(observations), torch.arange(len(observations), device=observations.device)
+    everything = observations.numpy()
+    first, names = _distinct_rows(everything.reshape(len(everything), -1))
+    distinct = everything[first]
+    grids = distinct if view is None else distinct[:, : prod(view)].reshape(-1, *view)
+    cell_kinds, cells = _distinct_cells(grids)
+    levels, grid = [], np.pad(cells, ((0, 0), (padding, padding), (padding, padding)), constant_values=len(cell_kinds))
+    kinds = len(cell_kinds) + 1
+    for _ in range(CONVOLUTIONS):
+        corners = np.stack([grid[:, :-1, :-1], grid[:, :-1, 1:], grid[:, 1:, :-1], grid[:, 1:, 1:]], -1)
+        children, grid = _distinct_quadruples(corners, kinds)
+        levels.append(PatchLevel(np.ascontiguousarray(grid.reshape(len(grid), -1)), children))
+        kinds = len(children)
+    table = ObservationTable(
+        torch.from_numpy(distinct),
+        torch.from_numpy(cell_kinds).float(),
+        np.ascontiguousarray(cells.reshape(len(cells), -1)),
+        tuple(levels),
+        _place(grid.reshape(len(grid), -1), kinds),
+        padding,
+        view,
+    )
+    return table, torch.from_numpy(names)
+
+
+def _place(patches: Indices, kinds: int) -> PlacedPatches:
+    """[U, positions] names below `kinds` of the patches at each position of each observation"""
+    positions = np.arange(patches.shape[1])
+    pairs, names = np.unique(patches + positions * kinds, return_inverse=True)
+    bounds = np.searchsorted(pairs, np.arange(patches.shape[1] + 1) * kinds)
+    return PlacedPatches(names.reshape(patches.shape), pairs % kinds, bounds)
+
+
+def _distinct_rows(rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the distinct rows, and for each row which of those it equals."""
+    whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1])))[:, 0]
+    _, first, names = np.unique(whole, return_index=True, return_inverse=True)
+    return first, names
+
+
+def _distinct_cells(grids: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """[U, H, W, 3] -> the kinds of cells [C, 3] and the kind of each cell [U, H, W]"""
+    keys = (grids[..., 0].astype(np.int32) << 16) | (grids[..., 1].astype(np.int32) << 8) | grids[..., 2]
+    kinds, names = np.unique(keys, return_inverse=True)
+    return np.stack([kinds >> 16, (kinds >> 8) & 255, kinds & 255], -1).astype(np.uint8), names.reshape(keys.shape)
+
+
+def _distinct_quadruples(corners: NDArray[np.int64], kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[U, h, w, 4] names below `kinds` -> distinct quadruples [P, 4] and the quadruple at each position [U, h, w]"""
+    if kinds < 2**15:  # four names fit into one integer
+        keys = ((corners[..., 0] * kinds + corners[..., 1]) * kinds + corners[..., 2]) * kinds + corners[..., 3]
+    else:
+        pairs = np.unique(corners.reshape(-1, 2) @ np.array([kinds, 1]), return_inverse=True)[1].reshape(-1, 2)
+        keys = (pairs @ np.array([int(pairs.max()) + 1, 1])).reshape(corners.shape[:-1])
+    _, first, names = np.unique(keys, return_index=True, return_inverse=True)
+    return corners.reshape(-1, 4)[first], names.reshape(keys.shape)

@@ -1,0 +1,1 @@
+"""The rewards for other training loops."""

@@ -1,0 +1,127 @@
+"""Episodes of a trained agent in fresh environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deir.algorithm.policy import Policy
+from deir.config import Config
+from deir.envs import make_envs
+from deir.envs.base import VectorEnvs
+from deir.errors import UserError, invalid
+from deir.seeding import derive, torch_generator
+
+VIDEO_SUFFIXES = (".mp4", ".gif")
+VIDEO_FPS = 8
+
+
+class Agent(Protocol):
+    """What is evaluated: `deir.Agent`, or anything that acts like it."""
+
+    config: Config
+    policy: Policy
+    generator: torch.Generator
+
+    def act(self, observations: NDArray[Any], state: Any = None, greedy: bool = False) -> tuple[NDArray[Any], Any]: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    returns: NDArray[np.float64]  # [episodes]
+    lengths: NDArray[np.int64]  # [episodes]
+
+    def figures(self) -> dict[str, float | int]:
+        count = len(self.returns)
+        return {
+            "episodes": count,
+            "return_mean": float(self.returns.mean()),
+            "return_stderr": float(self.returns.std(ddof=1) / count**0.5) if count > 1 else 0.0,
+            "success_rate": float((self.returns > 0).mean()),
+            "episode_length_mean": float(self.lengths.mean()),
+        }
+
+
+def evaluate(agent: Agent, episodes: int = 100, greedy: bool = False, seed: int = 0) -> Evaluation:
+    """Every environment plays the same number of episodes, so that short ones are not over-counted."""
+    n_envs = min(episodes, agent.config.env.n_envs)
+    quota = np.full(n_envs, episodes // n_envs) + (np.arange(n_envs) < episodes % n_envs)
+    returns: list[float] = []
+    lengths: list[int] = []
+    played = np.zeros(n_envs, np.int64)
+    with _fresh_envs(agent, n_envs, seed) as envs:
+        for total, length, done in play(agent, envs, greedy, seed):
+            for n in np.flatnonzero(done & (played < quota)):
+                returns.append(float(total[n]))
+                lengths.append(int(length[n]))
+                played[n] += 1
+            if (played >= quota).all():
+                break
+    return Evaluation(np.array(returns), np.array(lengths))
+
+
+class _fresh_envs:
+    """Environments of the run's task with seeds training has not used."""
+
+    def __init__(self, agent: Agent, n_envs: int, seed: int) -> None:
+        config = replace(agent.config.env, n_envs=n_envs)
+        self.envs = make_envs(config, derive(agent.config.seed, "evaluate", seed) % 2**31)
+
+    def __enter__(self) -> VectorEnvs:
+        return self.envs
+
+    def __exit__(self, *_: object) -> None:
+        self.envs.close()
+
+
+def play(
+    agent: Agent, envs: VectorEnvs, greedy: bool, seed: int
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]]:
+    """At the start and after each step: return and length of the episode so far, and which ended, [N] each."""
+    agent.generator = torch_generator(agent.config.seed, "evaluate", seed)
+    observations = envs.reset()
+    state: Any = agent.policy.initial_hidden(envs.n_envs)
+    total, length = np.zeros(envs.n_envs), np.zeros(envs.n_envs, np.int64)
+    yield total, length, np.zeros(envs.n_envs, np.bool_)
+    while True:
+        actions, state = agent.act(observations, state, greedy)
+        step = envs.step(actions)
+        observations = step.observations
+        state[step.starts] = 0
+        total += step.rewards * step.valid
+        length += step.valid
+        done = (step.terminated | step.truncated) & step.valid
+        yield total, length, done
+        total[done], length[done] = 0.0, 0
+
+
+def check_video_path(path: Path) -> None:
+    if path.suffix not in VIDEO_SUFFIXES:
+        raise invalid("video", str(path), f"a file name that ends in {' or '.join(VIDEO_SUFFIXES)}")
+    if path.exists():
+        raise UserError(f"video: {path} exists already and is not overwritten")
+    if not path.resolve().parent.is_dir():
+        raise invalid("video", str(path), "a file in an existing directory")
+
+
+def record_video(agent: Agent, path: Path, episodes: int = 3, greedy: bool = False, seed: int = 0) -> int:
+    """Films whole episodes; returns the number of frames."""
+    import imageio.v3 as iio
+
+    frames: list[NDArray[np.uint8]] = []
+    ended = 0
+    with _fresh_envs(agent, 1, seed) as envs:
+        for _, _, done in play(agent, envs, greedy, seed):
+            ended += int(done[0])
+            if ended >= episodes:
+                break
+            frames.append(envs.render(0))
+    options: dict[str, Any] = {"fps": VIDEO_FPS} if path.suffix == ".mp4" else {"duration": 1000 / VIDEO_FPS, "loop": 0}
+    iio.imwrite(path, np.stack(frames), **options)
+    return len(frames)
