@@ -17,14 +17,14 @@ from deir.algorithm.trainer import Trainer
 from deir.errors import TrainingDiverged, UserError
 from deir.plugin.reward import Reward
 from deir.runs.run import configure
+from small import MODEL
 
-SMALL = {"minibatch_size": 32, "epochs": 1, "network": {"features": 16, "hidden": 16, "mlp": 16}}
 T, N = 12, 3
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 
 
 def made(method="deir", space=SPACE, n_envs=N, **options):
-    return deir.make_reward(method, space, ACTIONS, n_envs, **{**SMALL, **options})
+    return deir.make_reward(method, space, ACTIONS, n_envs, **{**MODEL, **options})
 
 
 def arrays(rollout, finals="dense"):
