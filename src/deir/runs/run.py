@@ -134,14 +134,10 @@ def _restored(run: RunDirectory, config: Config) -> tuple[Trainer, list[Row]]:
     """The trainer as it was at the newest checkpoint it can go on from, and the rows until then."""
     log = StoredLog.of(run.progress)
     restored: list[tuple[Trainer, list[Row]]] = []
-    log_fails = False
 
     def accept(found: checkpoint.Found) -> None:
-        nonlocal log_fails
         iteration = int(found.state["iteration"])
-        log_fails = True
         rows = log.until(iteration, found.log)
-        log_fails = False
         # environments that cannot be saved begin fresh episodes, with seeds that name the checkpoint
         trainer = Trainer(config, generation=iteration)
         try:
@@ -151,11 +147,7 @@ def _restored(run: RunDirectory, config: Config) -> tuple[Trainer, list[Row]]:
             raise checkpoint.UnfitCheckpoint(f"{found.path} does not fit the run's configuration: {error}") from None
         restored.append((trainer, rows))
 
-    try:
-        _, source, complaints = checkpoint.load_latest(run.checkpoints, accept)
-    except UserError as mistake:
-        way_out = f"\nmove {run.progress} away to go on without its rows" if log_fails else ""
-        raise UserError(f"{mistake}{way_out}") from None
+    _, source, complaints = checkpoint.load_latest(run.checkpoints, accept)
     checkpoint.tell(complaints, source)
     return restored[0]
 
