@@ -106,6 +106,13 @@ def test_a_signal_in_the_last_iteration_lets_the_run_finish(whole, tmp_path, mon
     assert Reference(whole).difference(tmp_path / "a") is None
 
 
+def test_more_steps_that_are_done_already_let_the_run_finish(tmp_path):
+    """As a sweep asks that was lengthened by less than an iteration."""
+    run.start(tiny(steps=odd_steps()), tmp_path / "a")
+    run.resume(tmp_path / "a", {"steps": odd_steps() + 1})
+    assert status(tmp_path / "a") == "finished"
+
+
 def test_fewer_steps_than_done_are_still_refused_when_they_are_new(a):
     with pytest.raises(UserError, match=r"steps: got 16, expected at least the 64 frames"):
         run.resume(a, {"steps": FRAMES})

@@ -101,7 +101,7 @@ def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener
     with only_writer(path):
         checkpoint.tidy(run.checkpoints)
         if checkpoint.exists(run.checkpoints):
-            return path, _go_on(run, config, config.steps != saved.steps, listener)
+            return path, _go_on(run, config, config.steps < saved.steps, listener)
         return path, _begin_again(run, config, listener)
 
 
@@ -118,10 +118,10 @@ def _begin_again(run: RunDirectory, config: Config, listener: Listener | None) -
         trainer.close()
 
 
-def _go_on(run: RunDirectory, config: Config, other_steps: bool, listener: Listener | None) -> Row:
+def _go_on(run: RunDirectory, config: Config, shortened: bool, listener: Listener | None) -> Row:
     trainer, rows = _restored(run, config)
     try:
-        if other_steps and config.steps < trainer.frames:
+        if shortened and config.steps < trainer.frames:
             raise invalid("steps", config.steps, f"at least the {trainer.frames:,} frames the run has done already")
         checkpoint.set_aside(run.checkpoints, checkpoint.path_of(run.checkpoints, trainer.iteration))
         _save_config(run, config)
