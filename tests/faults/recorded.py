@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from deir.runs import run
 
 from .machine import OK, Note, child, go_on, noting, reference
-from .preload import Operation, arm, library, mark, read_trace
+from .preload import Op, Operation, arm, library, mark, read_trace
 from .runs import TINY
 
+_SCRATCH = tempfile.TemporaryDirectory(prefix="deir-faults-recorded-")
 STOPPED = 2  # the iteration after which the run was interrupted that resumes
 
 
@@ -57,12 +60,10 @@ class Recorded:
             raise RuntimeError(f"an undisturbed run failed: {end.text}")
         return cls(source, str(place), list(read_trace(trace)))
 
-    @classmethod
-    def both(cls, scratch: Path) -> dict[str, Recorded]:
-        library()
-        reference()
-        interrupted(scratch / "interrupted")
-        return {"run": cls.of(scratch, "run", None), "resume": cls.of(scratch, "resume", scratch / "interrupted")}
+    @property
+    def count(self) -> int:
+        """Operations that the library counts."""
+        return sum(operation.op != Op.MARK for operation in self.operations)
 
     def begin(self, place: Path, note: Note) -> Path:
         """The run directory in a new place, as it is before the operations; the note is what was promised by then."""
@@ -72,3 +73,16 @@ class Recorded:
             shutil.copytree(self.source, path)
             note.set(STOPPED)
         return path
+
+
+@cache
+def recordings() -> dict[str, Recorded]:
+    """Made once for all kinds of fault."""
+    library()
+    reference()
+    scratch = Path(_SCRATCH.name)
+    interrupted(scratch / "interrupted")
+    return {
+        "run": Recorded.of(scratch, "run", None),
+        "resume": Recorded.of(scratch, "resume", scratch / "interrupted"),
+    }

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..base import Budget, Kind, Tally
 from ..machine import Note, child, finish, go_on, noting, spread
 from ..preload import Action, Op, Operation, arm
-from ..recorded import Recorded
+from ..recorded import recordings
 
 Case = tuple[str, int, Action]
 
@@ -23,7 +23,7 @@ def points(operations: list[Operation]) -> Iterator[tuple[int, Action]]:
 
 
 def run(budget: Budget, scratch: Path, tally: Tally) -> None:
-    both = Recorded.both(scratch)
+    both = recordings()
     cases = [(name, *point) for name, recorded in both.items() for point in points(recorded.operations)]
 
     def try_one(case: Case, place: Path, counts: Tally) -> None:

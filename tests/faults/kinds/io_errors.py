@@ -7,18 +7,19 @@ from pathlib import Path
 
 from ..base import Budget, Kind, Tally
 from ..machine import BROKEN, OK, REFUSED, Note, child, finish, go_on, noting, reference, spread
-from ..preload import Action, Op, arm, library
-from ..recorded import Recorded
+from ..preload import Action, arm, library
+from ..recorded import Recorded, recordings
 
 Case = tuple[str, int, int, bool]
 
 
 def run(budget: Budget, scratch: Path, tally: Tally) -> None:
-    both = Recorded.both(scratch)
+    both = recordings()
     cases: list[Case] = []
     for name, recorded in both.items():
-        count = sum(operation.op != Op.MARK for operation in recorded.operations)
-        cases += [(name, number, error, False) for number in range(count) for error in (errno.EIO, errno.ENOSPC)]
+        cases += [
+            (name, number, error, False) for number in range(recorded.count) for error in (errno.EIO, errno.ENOSPC)
+        ]
     cases += [("resume", number, errno.EIO, True) for number in range(_reads(both["resume"], scratch))]
 
     def try_one(case: Case, place: Path, counts: Tally) -> None:

@@ -9,14 +9,14 @@ from ..base import Budget, Kind, Tally
 from ..disk import Disk
 from ..machine import finish, reference, spread
 from ..preload import Op
-from ..recorded import STOPPED, Recorded
+from ..recorded import STOPPED, recordings
 
 Case = tuple[str, int, int]  # which recording, operations done, luck (0: nothing survives that was not synced)
 LUCKS = 3
 
 
 def run(budget: Budget, scratch: Path, tally: Tally) -> None:
-    both = Recorded.both(scratch)
+    both = recordings()
     cases: list[Case] = []
     for name, recorded in both.items():
         cases += [(name, count, luck) for count in range(1, len(recorded.operations) + 1) for luck in range(LUCKS)]
