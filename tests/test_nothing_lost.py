@@ -274,6 +274,8 @@ def test_rows_that_no_checkpoint_can_make_again_are_missed_aloud(a, change):
 
 def test_a_run_whose_log_was_moved_away_goes_on_and_can_be_resumed_again(whole, a, capsys):
     (a / "progress.csv").unlink()
+    run.resume(a)
+    assert Job(tiny(), a).finished
     run.resume(a, {"steps": FRAMES * (ITERATIONS + 1)})
     assert "is gone; it begins anew at iteration 5" in capsys.readouterr().err
     run.resume(a, {"steps": FRAMES * (ITERATIONS + 2)})

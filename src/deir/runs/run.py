@@ -186,7 +186,9 @@ def _train(
 ) -> Row:
     """`saved`: the iteration of the checkpoint that the trainer comes from."""
     config = trainer.config
-    row: Row = {k: _number(v) for k, v in rows[-1].items()} if rows else {"iteration": 0, "frames": 0, "seconds": 0.0}
+    row: Row = {"iteration": trainer.iteration, "frames": trainer.frames, "seconds": 0.0}
+    if rows:
+        row = {name: _number(text) for name, text in rows[-1].items()}
     status = "running"
     write_summary(run.summary, config, trainer.networks, row, status)
     log = ProgressLog(run.progress, rows, run.events if config.tensorboard else None)
