@@ -21,6 +21,7 @@ from deir.envs.spaces import PackedBox
 from deir.errors import UserError
 from deir.plugin.reward import Embeddings, Reward
 from deir.runs import checkpoint, run
+from deir.runs.directory import RunDirectory
 from deir.seeding import torch_generator
 
 
@@ -72,14 +73,18 @@ class Agent:
         return np.asarray(observations)
 
 
-def load(path: str | Path) -> Agent:
-    """The agent of a run directory, at its last whole checkpoint."""
-    return _load(path, AutoresetMode.SAME_STEP, None)
+def load(path: str | Path, trust: bool = False) -> Agent:
+    """The agent of a run directory, at its last whole checkpoint.
+
+    `trust`: whether code that the run names, as module:factory or package.module:Class, may be imported.
+    """
+    return _load(path, AutoresetMode.SAME_STEP, None, trust)
 
 
-def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None) -> Agent:
-    directory = run.RunDirectory.existing(Path(path), "run")
-    config = run.load_config(directory.path)
+def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None, trust: bool) -> Agent:
+    directory = RunDirectory.existing(Path(path), "run")
+    config = run.load_config(directory.path, trust=trust)
+    run.validate(replace(config, device="cpu"))  # an agent acts here, wherever it was trained
     envs = make_envs(config.env, config.seed)
     try:
         spaces = envs.observation_space, envs.action_space
@@ -108,10 +113,13 @@ def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None) -> Ag
 
 
 def load_reward(
-    path: str | Path, n_envs: int | None = None, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP
+    path: str | Path,
+    n_envs: int | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+    trust: bool = False,
 ) -> Reward:
     """The reward of a run directory, trained as far as its last whole checkpoint, to go on with in another loop.
 
-    `n_envs`: of that loop; as many as the run had when not given.
+    `n_envs`: of that loop; as many as the run had when not given. `trust`: as of `load`.
     """
-    return _load(path, autoreset_mode, n_envs).reward
+    return _load(path, autoreset_mode, n_envs, trust).reward

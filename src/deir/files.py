@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from deir.errors import UserError
+from deir.errors import UserError, invalid
 
 try:
     import fcntl
@@ -20,10 +20,10 @@ except ImportError:  # such locks are POSIX; elsewhere the user sees to it that 
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-
-
+TRIAL = ".writable.tmp"
 BUFFER = 1 << 20
 _SEAL = "# crc32 {:08x} of the lines below; remove this line if you change them\n"
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @contextmanager
@@ -77,6 +77,28 @@ def make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for made in missing:
         sync_directory(made.parent)
+
+
+def make_writable(field: str, directory: Path) -> None:
+    """Makes a directory and tries to write there: a place that cannot be used is told before any work is done."""
+    trial = directory / TRIAL
+    try:
+        make_directory(directory)
+        try:
+            trial.write_bytes(bytes(4096))
+        finally:
+            trial.unlink(missing_ok=True)
+    except OSError as error:
+        raise invalid(field, str(directory), f"a directory that can be written ({error.strerror})") from None
+
+
+def check_file(field: str, path: Path) -> None:
+    """Refuses a file that cannot be written, before any work is done."""
+    if path.is_dir() or not path.name:
+        raise invalid(field, str(path), "the name of a file")
+    if not path.resolve().parent.is_dir():
+        raise invalid(field, str(path), "a file in an existing directory")
+    make_writable(field, path.resolve().parent)
 
 
 def remove_temporaries(directory: Path) -> None:
@@ -161,3 +183,13 @@ def _is(file: IO[str], path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
+
+
+def as_cell(text: str) -> str:
+    """A text as a cell of a CSV file: spreadsheets take one that begins so for a formula, and would compute it."""
+    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
+
+
+def from_cell(text: str) -> str:
+    """What `as_cell` was given."""
+    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,40 +19,18 @@ from deir.algorithm.rewards import check_method
 from deir.algorithm.trainer import Trainer
 from deir.config import Config, load_yaml, merge, to_dict
 from deir.envs import check_env
-from deir.errors import TrainingDiverged, UserError, invalid, nearest
-from deir.files import LOCK, check_seal, make_directory, only_writer, replacing, sealed, write_whole
+from deir.errors import TrainingDiverged, UserError, invalid
+from deir.files import LOCK, TRIAL, check_seal, make_writable, only_writer, replacing, sealed, write_whole
+from deir.imports import check_trusted
 from deir.runs import checkpoint, progress
+from deir.runs.directory import RunDirectory
 from deir.runs.presets import resolve
 from deir.runs.progress import ProgressLog, Row, StoredLog
 from deir.runs.ranges import check, check_device
+from deir.runs.stopping import stop_signals
 from deir.runs.summary import ENDED_WELL, write_summary
 
 Listener = Callable[[Config, Row], None]  # called after every iteration
-
-
-class RunDirectory:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config = path / "config.yaml"
-        self.progress = path / "progress.csv"
-        self.checkpoints = path / "checkpoints"
-        self.summary = path / "summary.json"
-        self.events = path / "tensorboard"
-        self.figure = path / "learning_curve.png"
-        self.maps = path / "maps.npz"
-
-    @classmethod
-    def existing(cls, path: Path, field: str) -> RunDirectory:
-        run = cls(path)
-        if not run.config.is_file():
-            raise invalid(field, str(path), f"a run directory with a config.yaml{_nearest_run(path)}")
-        return run
-
-
-def _nearest_run(path: Path) -> str:
-    runs = [str(p.parent) for p in Path("runs").glob("**/config.yaml")] if Path("runs").is_dir() else []
-    close = nearest(str(path), runs)
-    return f"; the nearest one is {close}" if close else ""
 
 
 def validate(config: Config) -> None:
@@ -71,7 +49,7 @@ def default_directory(config: Config) -> Path:
 
 def check_vacant(path: Path) -> None:
     """An existing run is never overwritten."""
-    ours = {LOCK, ".config.yaml.tmp"}  # all that is left where a process was killed before it began
+    ours = {LOCK, TRIAL, ".config.yaml.tmp"}  # all that is left where a process was killed before it began
     if path.exists() and (not path.is_dir() or any(p.name not in ours for p in path.iterdir())):
         raise invalid("out", str(path), f"a new or empty directory (`deir train --resume {path}` continues a run)")
 
@@ -81,9 +59,9 @@ def start(config: Config, out: Path | None = None, listener: Listener | None = N
     validate(config)
     run = RunDirectory(out or default_directory(config))
     check_vacant(run.path)
+    make_writable("out", run.path)
     trainer = Trainer(config)
     try:
-        make_directory(run.path)
         with only_writer(run.path):
             check_vacant(run.path)
             _save_config(run, config)
@@ -92,10 +70,18 @@ def start(config: Config, out: Path | None = None, listener: Listener | None = N
         trainer.close()
 
 
-def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener | None = None) -> tuple[Path, Row]:
-    """Goes on from the last whole checkpoint; `changes` may lengthen the run."""
+def resume(
+    path: Path,
+    changes: dict[str, Any] | None = None,
+    listener: Listener | None = None,
+    trust: bool | Collection[str] = (),
+) -> tuple[Path, Row]:
+    """Goes on from the last whole checkpoint; `changes` may lengthen the run.
+
+    `trust`: True, or names of code in the run's config.yaml that may be imported.
+    """
     run = RunDirectory.existing(path, "resume")
-    saved = _saved_config(run)
+    saved = _saved_config(run, trust)
     config = merge(saved, changes or {})
     validate(config)
     with only_writer(path):
@@ -158,7 +144,7 @@ def frames_done(path: Path) -> int | None:
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C, SIGTERM, or a closed terminal or pipe."""
 
 
 @contextmanager
@@ -171,7 +157,7 @@ def _signals_noted() -> Iterator[list[int]]:
         noted.append(number)
         signal.signal(number, previous[number])
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         with suppress(ValueError):  # not the main thread: the caller handles signals
             previous[number] = signal.signal(number, note)
     try:
@@ -276,18 +262,21 @@ def _save_config(run: RunDirectory, config: Config) -> None:
         write_whole(run.config, text)
 
 
-def load_config(path: Path, field: str = "run") -> Config:
-    return _saved_config(RunDirectory.existing(path, field))
+def load_config(path: Path, field: str = "run", trust: bool | Collection[str] = ()) -> Config:
+    """The configuration of a run. Names of code in it are refused, but for those that are trusted."""
+    return _saved_config(RunDirectory.existing(path, field), trust)
 
 
-def _saved_config(run: RunDirectory) -> Config:
+def _saved_config(run: RunDirectory, trust: bool | Collection[str]) -> Config:
     check_seal(run.config)
     saved = load_yaml(run.config)
     if not {"env", "method", "seed"} <= saved.keys():
         raise UserError(f"{run.config}: expected the configuration of a run, with env, method and seed")
     if isinstance(saved.get("reward"), dict):
         saved["reward"].pop("process", None)  # of runs whose model had a process instead of a thread
-    return merge(Config(), saved)
+    config = merge(Config(), saved)
+    check_trusted(config.env.id, config.method, run.config, trust)
+    return config
 
 
 def configure(overrides: dict[str, Any]) -> Config:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from deir.errors import UserError, invalid
-from deir.files import make_directory, sync_directory, sync_tree
+from deir.files import as_cell, make_writable, sync_directory, sync_tree
 
 if TYPE_CHECKING:
     from deir.experiments.report.analysis import Study
@@ -48,15 +48,16 @@ class Report:
 def run(args: Report) -> None:
     if not args.runs:
         raise UserError("runs: got none, expected run directories or one above some: deir report runs --out DIR")
-    if args.resamples < 100:
-        raise invalid("resamples", args.resamples, "a whole number of at least 100")
     _require_extra()
     from deir.experiments.report.analysis import Study
     from deir.experiments.report.curves import read_all
     from deir.experiments.report.summary_text import counted
+    from deir.runs.ranges import check_count
 
+    check_count("resamples", args.resamples, least=100)
     recover(args.out)
     check_out(args.out)
+    make_writable("out", args.out.resolve().parent)
     curves, notes = read_all(args.runs, args.by_directory)
     check_nothing_lost(args.out, curves)
     study = Study(curves, args.resamples, notes)
@@ -109,7 +110,6 @@ def write(study: Study, out: Path, title: str, figures: bool = True) -> None:
     """The whole report, built beside its place and then put there."""
     from deir.experiments.report import curves, page, static_figures, summary_text
 
-    make_directory(out.parent)
     recover(out)
     new, before = _beside(out)
     new.mkdir()
@@ -155,5 +155,5 @@ def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
 
 def _cell(value: Any) -> Any:
     if not isinstance(value, float):
-        return value
+        return as_cell(value) if isinstance(value, str) else value
     return "" if math.isnan(value) else f"{value:.6g}" if not value.is_integer() else int(value)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from deir.config import Config, flatten, to_dict
 from deir.errors import UserError, invalid
-from deir.runs.run import RunDirectory, load_config
+from deir.runs.directory import RunDirectory
+from deir.runs.ranges import LARGEST_OF_COMMANDS
+from deir.runs.run import load_config
 from deir.runs.summary import ENDED_WELL, read_summary
 
 
@@ -42,7 +44,8 @@ class Job:
             if run.progress.exists():
                 raise UserError(f"{self.out} has a progress.csv but no config.yaml: not a run this can go on with")
             return
-        stored, wanted = flatten(to_dict(load_config(self.out))), flatten(to_dict(self.config))
+        known = load_config(self.out, trust=True)  # only compared: nothing that it names is imported
+        stored, wanted = flatten(to_dict(known)), flatten(to_dict(self.config))
         for field, value in wanted.items():
             if value == stored[field] or (field == "steps" and value > stored[field]):
                 continue
@@ -64,10 +67,14 @@ def last_lines(log: Path, count: int = 8) -> str:
 def parse_seeds(text: str) -> list[int]:
     """'0-3' -> [0, 1, 2, 3]; '1,5' -> [1, 5]"""
     try:
-        parts = [part.split("-") for part in text.split(",")]
-        seeds = [seed for part in parts for seed in range(int(part[0]), int(part[-1]) + 1)]
+        parts = [[int(end) for end in part.split("-")] for part in text.split(",")]
     except ValueError:
         raise invalid("seeds", text, "whole numbers such as 0-3 or 1,5,7") from None
+    if max(len(part) for part in parts) > 2:
+        raise invalid("seeds", text, "whole numbers such as 0-3 or 1,5,7")
+    if sum(max(0, part[-1] - part[0] + 1) for part in parts) > LARGEST_OF_COMMANDS["seeds"]:
+        raise invalid("seeds", text, f"at most {LARGEST_OF_COMMANDS['seeds']:,} of them")
+    seeds = [seed for part in parts for seed in range(part[0], part[-1] + 1)]
     if not seeds or len(set(seeds)) < len(seeds):
         raise invalid("seeds", text, "a rising range such as 0-3, or distinct numbers")
     return seeds
