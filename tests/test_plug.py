@@ -497,7 +497,7 @@ def test_odd_numbers_are_told_or_understood():
 )
 def test_counted_actions_out_of_range_are_told(space, good, bad):
     observations, _, *ends = vectors()
-    reward = deir.make_reward("icm", VECTOR, space, N, **SMALL)
+    reward = deir.make_reward("icm", VECTOR, space, N, **MODEL)
     assert np.isfinite(reward.compute(observations, np.tile(good, (T, N, 1)), *ends)).all()
     reward.update()
     with pytest.raises(UserError, match=r"actions: got values from .* expected those of Multi"):
