@@ -1,10 +1,10 @@
 """What a shorter rollout changes, in numbers: python benchmarks/rollout_length.py [--frames 60k] [--seed 0]
 
-Trains DEIR on DoorKey-8x8 with rollouts of several lengths, everything else as in Table A1, and prints for each, as means
-over the run: gradient steps for 8,192 frames and between two rollouts, how far one update moves the policy (approximate KL,
-share of clipped ratios), how old the stored memories are when they are used (in gradient steps) and how far they are from
-those that the updated policy would have (relative error at the end of the update), how often the moving moments are
-renewed, and how many observations join the queue, so in how many frames it turns over.
+Trains DEIR on DoorKey-8x8 with rollouts of several lengths, everything else as in Table A1, and prints for each, as
+means over the run: gradient steps for 8,192 frames and between two rollouts, how far one update moves the policy
+(approximate KL, share of clipped ratios), how old the stored memories are when they are used (in gradient steps) and
+how far they are from those that the updated policy would have (relative error at the end of the update), how often the
+moving moments are renewed, and what share of the observations joins the queue, after the first quarter of the run.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from faults.base import kinds
+from faults.disk import Disk
+from faults.preload import Op, Operation
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,3 +35,39 @@ def test_nothing_is_lost_and_nobody_sees_a_traceback(outcomes, name):
     assert outcome["tried"] > 0
     assert outcome["tried"] == outcome["exact"] + outcome["errors"] + outcome["tracebacks"] + outcome["lost"]
     assert outcome["faults"] == []
+
+
+def played(*operations: tuple[str, str, str | int | bytes]) -> Disk:
+    disk = Disk("/d", None)
+    for name, path, more in operations:
+        target, offset, data = ("", 0, b"")
+        if isinstance(more, bytes):
+            data = more
+        elif isinstance(more, int):
+            offset = more
+        else:
+            target = more
+        disk.apply(Operation(Op[name], True, f"/d{path}", f"/d{target}", offset, data))
+    return disk
+
+
+NEW = [("OPEN", "/.a", os.O_CREAT), ("WRITE", "/.a", b"new")]
+
+
+@pytest.mark.parametrize(
+    ("operations", "left"),
+    [
+        (NEW, {}),
+        ([*NEW, ("SYNC", "/.a", 0)], {}),
+        ([*NEW, ("SYNC", "", 0)], {".a": b""}),
+        ([*NEW, ("RENAME", "/.a", "/a"), ("SYNC", "", 0)], {"a": b""}),
+        ([*NEW, ("SYNC", "/.a", 0), ("RENAME", "/.a", "/a")], {}),
+        ([*NEW, ("SYNC", "/.a", 0), ("SYNC", "", 0), ("RENAME", "/.a", "/a")], {".a": b"new"}),
+        ([*NEW, ("SYNC", "/.a", 0), ("RENAME", "/.a", "/a"), ("SYNC", "", 0)], {"a": b"new"}),
+        ([*NEW, ("SYNC", "/.a", 0), ("SYNC", "", 0), ("UNLINK", "/.a", 0)], {".a": b"new"}),
+        ([*NEW, ("SYNC", "/.a", 0), ("SYNC", "", 0), ("WRITE", "/.a", b"other")], {".a": b"new"}),
+    ],
+)
+def test_the_model_of_a_disk_keeps_what_was_synced_and_nothing_else(tmp_path, operations, left):
+    played(*operations).restore(tmp_path / "left", None)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "left").iterdir()} == left

@@ -106,6 +106,13 @@ def test_a_signal_in_the_last_iteration_lets_the_run_finish(whole, tmp_path, mon
     assert Reference(whole).difference(tmp_path / "a") is None
 
 
+def test_more_steps_that_are_done_already_let_the_run_finish(tmp_path):
+    """As a sweep asks that was lengthened by less than an iteration."""
+    run.start(tiny(steps=odd_steps()), tmp_path / "a")
+    run.resume(tmp_path / "a", {"steps": odd_steps() + 1})
+    assert status(tmp_path / "a") == "finished"
+
+
 def test_fewer_steps_than_done_are_still_refused_when_they_are_new(a):
     with pytest.raises(UserError, match=r"steps: got 16, expected at least the 64 frames"):
         run.resume(a, {"steps": FRAMES})
@@ -260,13 +267,15 @@ def test_rows_that_no_checkpoint_can_make_again_are_missed_aloud(a, change):
     log = a / "progress.csv"
     log.write_text("".join(change(log.read_text().splitlines(keepends=True))))
     before = sorted(p.name for p in a.rglob("*"))
-    with pytest.raises(UserError, match=r"progress.csv.*\n.*\n.*\nmove .*progress.csv away to go on"):
+    with pytest.raises(UserError, match=r"(?s)progress.csv.*with that file moved away.*no whole checkpoint is left"):
         run.resume(a)
     assert sorted(p.name for p in a.rglob("*")) == before
 
 
 def test_a_run_whose_log_was_moved_away_goes_on_and_can_be_resumed_again(whole, a, capsys):
     (a / "progress.csv").unlink()
+    run.resume(a)
+    assert Job(tiny(), a).finished
     run.resume(a, {"steps": FRAMES * (ITERATIONS + 1)})
     assert "is gone; it begins anew at iteration 5" in capsys.readouterr().err
     run.resume(a, {"steps": FRAMES * (ITERATIONS + 2)})

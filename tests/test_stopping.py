@@ -310,26 +310,3 @@ def test_ctrl_c_while_the_program_loads_is_no_traceback():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
-
-
-def test_ctrl_c_while_a_report_is_replaced_leaves_the_old_one(tmp_path, monkeypatch):
-    from deir.experiments.report.command import _replace
-
-    old, new = tmp_path / "report", tmp_path / "new"
-    for place in (old, new):
-        place.mkdir()
-        (place / "curves.csv").write_text(place.name)
-    rename = Path.rename
-
-    def interrupted(self: Path, target: Path) -> Path:
-        if self == new:
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        _replace(old, new, tmp_path / "aside")
-    assert (old / "curves.csv").read_text() == "report"
-    monkeypatch.undo()
-    _replace(old, new, tmp_path / "aside")
-    assert (old / "curves.csv").read_text() == "new"

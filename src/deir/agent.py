@@ -21,6 +21,7 @@ from deir.envs.spaces import PackedBox
 from deir.errors import UserError
 from deir.plugin.reward import Embeddings, Reward
 from deir.runs import checkpoint, run
+from deir.runs.directory import RunDirectory
 from deir.seeding import torch_generator
 
 
@@ -81,7 +82,7 @@ def load(path: str | Path, trust: bool = False) -> Agent:
 
 
 def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None, trust: bool) -> Agent:
-    directory = run.RunDirectory.existing(Path(path), "run")
+    directory = RunDirectory.existing(Path(path), "run")
     config = run.load_config(directory.path, trust=trust)
     run.validate(replace(config, device="cpu"))  # an agent acts here, wherever it was trained
     envs = make_envs(config.env, config.seed)

@@ -62,6 +62,15 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def sync_tree(path: Path) -> None:
+    """Every file and name below it is on disk after this."""
+    for place, _, names in os.walk(path):
+        for name in names:
+            with (Path(place) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(Path(place))
+
+
 def make_directory(path: Path) -> None:
     """With all that is missing above it. What is made is on disk, or else all that is written there could be lost."""
     missing = [place for place in (path, *path.parents) if not place.exists()]

@@ -25,7 +25,11 @@ from .base import Budget, Tally
 from .runs import TINY, Reference
 
 PATIENCE = 120.0  # seconds after which a child hangs
-OK, BROKEN, REFUSED = 0, 1, 2
+OK, BROKEN, REFUSED, LOST = 0, 1, 2, 3
+
+
+class Lost(Exception):
+    """A child saw something that must not be."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ def _guarded(work: Callable[[], None], log: Path) -> int:
             except (UserError, OSError, run.Interrupted) as error:  # the command line tells these in one message
                 print(f"error: {error}", file=file)
                 return REFUSED
+            except Lost as loss:
+                print(loss, file=file)
+                return LOST
             except BaseException:
                 traceback.print_exc(file=file)
                 return BROKEN

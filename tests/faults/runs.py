@@ -20,6 +20,7 @@ TINY: dict[str, Any] = {
     "reward": {"minibatch_size": 8, "epochs": 1, "deir": {"queue_size": 64}},
     "network": {"hidden": 8, "features": 8, "mlp": 8},
     "checkpoint": {"every": 1, "keep": 2},
+    "maps": True,
     "tensorboard": False,
     "threads": 1,
     "steps": FRAMES * ITERATIONS,

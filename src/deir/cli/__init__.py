@@ -138,7 +138,8 @@ def train(argv: list[str]) -> None:
 
 
 def _guarded(job: Any, path: Path) -> Any:
-    from deir.runs.run import Interrupted, RunDirectory
+    from deir.runs.directory import RunDirectory
+    from deir.runs.run import Interrupted
 
     try:
         return job()

@@ -108,13 +108,16 @@ class StoredLog:
             rows.append(row)
             expected = number + 1
         if iteration and (not rows or int(rows[-1]["iteration"]) != iteration):
-            raise UnfitCheckpoint(f"{self.path} has no whole row {expected or 1}, which checkpoint {iteration} counts")
+            raise self._unfit(f"{self.path} has no whole row {expected or 1}, which checkpoint {iteration} counts")
         counted = b"".join(line + b"\n" for line in self.lines[: len(rows) + 1])
         if rows and checksum and checksum != f"{zlib.crc32(counted):08x}":
-            raise UnfitCheckpoint(f"a row of {self.path} is not what was written before checkpoint {iteration}")
+            raise self._unfit(f"a row of {self.path} is not what was written before checkpoint {iteration}")
         if self.torn:
             print(f"warning: {self.path}: its torn last row is dropped", file=sys.stderr)
         return rows
+
+    def _unfit(self, reason: str) -> UnfitCheckpoint:
+        return UnfitCheckpoint(f"{reason} (with that file moved away, the run goes on from there and begins a new one)")
 
 
 class ProgressLog:

@@ -19,10 +19,11 @@ from deir.algorithm.rewards import check_method
 from deir.algorithm.trainer import Trainer
 from deir.config import Config, load_yaml, merge, to_dict
 from deir.envs import check_env
-from deir.errors import TrainingDiverged, UserError, invalid, nearest
+from deir.errors import TrainingDiverged, UserError, invalid
 from deir.files import LOCK, TRIAL, check_seal, make_writable, only_writer, replacing, sealed, write_whole
 from deir.imports import check_trusted
 from deir.runs import checkpoint, progress
+from deir.runs.directory import RunDirectory
 from deir.runs.presets import resolve
 from deir.runs.progress import ProgressLog, Row, StoredLog
 from deir.runs.ranges import check, check_device
@@ -30,31 +31,6 @@ from deir.runs.stopping import stop_signals
 from deir.runs.summary import ENDED_WELL, write_summary
 
 Listener = Callable[[Config, Row], None]  # called after every iteration
-
-
-class RunDirectory:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config = path / "config.yaml"
-        self.progress = path / "progress.csv"
-        self.checkpoints = path / "checkpoints"
-        self.summary = path / "summary.json"
-        self.events = path / "tensorboard"
-        self.figure = path / "learning_curve.png"
-        self.maps = path / "maps.npz"
-
-    @classmethod
-    def existing(cls, path: Path, field: str) -> RunDirectory:
-        run = cls(path)
-        if not run.config.is_file():
-            raise invalid(field, str(path), f"a run directory with a config.yaml{_nearest_run(path)}")
-        return run
-
-
-def _nearest_run(path: Path) -> str:
-    runs = [str(p.parent) for p in Path("runs").glob("**/config.yaml")] if Path("runs").is_dir() else []
-    close = nearest(str(path), runs)
-    return f"; the nearest one is {close}" if close else ""
 
 
 def validate(config: Config) -> None:
@@ -111,7 +87,7 @@ def resume(
     with only_writer(path):
         checkpoint.tidy(run.checkpoints)
         if checkpoint.exists(run.checkpoints):
-            return path, _go_on(run, config, config.steps != saved.steps, listener)
+            return path, _go_on(run, config, config.steps < saved.steps, listener)
         return path, _begin_again(run, config, listener)
 
 
@@ -128,10 +104,10 @@ def _begin_again(run: RunDirectory, config: Config, listener: Listener | None) -
         trainer.close()
 
 
-def _go_on(run: RunDirectory, config: Config, other_steps: bool, listener: Listener | None) -> Row:
+def _go_on(run: RunDirectory, config: Config, shortened: bool, listener: Listener | None) -> Row:
     trainer, rows = _restored(run, config)
     try:
-        if other_steps and config.steps < trainer.frames:
+        if shortened and config.steps < trainer.frames:
             raise invalid("steps", config.steps, f"at least the {trainer.frames:,} frames the run has done already")
         checkpoint.set_aside(run.checkpoints, checkpoint.path_of(run.checkpoints, trainer.iteration))
         _save_config(run, config)
@@ -144,14 +120,10 @@ def _restored(run: RunDirectory, config: Config) -> tuple[Trainer, list[Row]]:
     """The trainer as it was at the newest checkpoint it can go on from, and the rows until then."""
     log = StoredLog.of(run.progress)
     restored: list[tuple[Trainer, list[Row]]] = []
-    log_fails = False
 
     def accept(found: checkpoint.Found) -> None:
-        nonlocal log_fails
         iteration = int(found.state["iteration"])
-        log_fails = True
         rows = log.until(iteration, found.log)
-        log_fails = False
         # environments that cannot be saved begin fresh episodes, with seeds that name the checkpoint
         trainer = Trainer(config, generation=iteration)
         try:
@@ -161,11 +133,7 @@ def _restored(run: RunDirectory, config: Config) -> tuple[Trainer, list[Row]]:
             raise checkpoint.UnfitCheckpoint(f"{found.path} does not fit the run's configuration: {error}") from None
         restored.append((trainer, rows))
 
-    try:
-        _, source, complaints = checkpoint.load_latest(run.checkpoints, accept)
-    except UserError as mistake:
-        way_out = f"\nmove {run.progress} away to go on without its rows" if log_fails else ""
-        raise UserError(f"{mistake}{way_out}") from None
+    _, source, complaints = checkpoint.load_latest(run.checkpoints, accept)
     checkpoint.tell(complaints, source)
     return restored[0]
 
@@ -204,7 +172,9 @@ def _train(
 ) -> Row:
     """`saved`: the iteration of the checkpoint that the trainer comes from."""
     config = trainer.config
-    row: Row = {k: _number(v) for k, v in rows[-1].items()} if rows else {"iteration": 0, "frames": 0, "seconds": 0.0}
+    row: Row = {"iteration": trainer.iteration, "frames": trainer.frames, "seconds": 0.0}
+    if rows:
+        row = {name: _number(text) for name, text in rows[-1].items()}
     status = "running"
     write_summary(run.summary, config, trainer.networks, row, status)
     log = ProgressLog(run.progress, rows, run.events if config.tensorboard else None)

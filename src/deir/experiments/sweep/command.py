@@ -20,8 +20,8 @@ from deir.experiments.sweep.launch import GRACE
 from deir.experiments.sweep.live_table import SweepBoard, duration
 from deir.experiments.sweep.scheduler import RETRIES, STALL, Run, run_all
 from deir.files import make_writable, only_writer, write_whole
+from deir.runs.directory import RunDirectory
 from deir.runs.ranges import check_count
-from deir.runs.run import RunDirectory
 from deir.runs.run import frames_done as frames_done_in
 from deir.runs.summary import read_summary
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from deir.config import Config, flatten, to_dict
 from deir.errors import UserError, invalid
+from deir.runs.directory import RunDirectory
 from deir.runs.ranges import LARGEST_OF_COMMANDS
-from deir.runs.run import RunDirectory, load_config
+from deir.runs.run import load_config
 from deir.runs.summary import ENDED_WELL, read_summary
 
 

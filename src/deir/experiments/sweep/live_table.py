@@ -13,8 +13,8 @@ from rich.table import Table
 
 from deir.experiments.sweep.jobs import last_lines
 from deir.experiments.sweep.scheduler import Board, Run
+from deir.runs.directory import RunDirectory
 from deir.runs.progress import last_row
-from deir.runs.run import RunDirectory
 from deir.runs.stopping import output_failed, say
 
 SHOWN = 20  # rows of the live table

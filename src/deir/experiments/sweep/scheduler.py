@@ -13,7 +13,7 @@ from typing import Any, Literal
 from deir.experiments.sweep.engines import Engine, Handle
 from deir.experiments.sweep.jobs import Job
 from deir.experiments.sweep.launch import GRACE
-from deir.runs.run import RunDirectory
+from deir.runs.directory import RunDirectory
 from deir.runs.stopping import say
 from deir.runs.stopping import stop_signals as signals_heeded
 

@@ -87,7 +87,7 @@ def main() -> None:
     order = json.loads(_read_line())
     _start_watchdog(float(order.get("grace", GRACE)))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from deir.runs.run import RunDirectory
+    from deir.runs.directory import RunDirectory
 
     place, named = Path(order["out"]), _code_named(order["config"])
     _wait_until_free(place)

@@ -14,10 +14,11 @@ from deir.errors import UserError, invalid, shortened, unknown
 from deir.experiments.sweep.grid import CONFIG_KEYS, ENV_KEYS, Tree, known_keys, mapping, merged, name_of, seed_list
 from deir.experiments.sweep.jobs import Job
 from deir.imports import check_trusted
+from deir.runs.directory import RunDirectory
 from deir.runs.presets import CANDIDATES, nested, part_of
 from deir.runs.progress import read_rows
 from deir.runs.ranges import LARGEST_WHOLE, check_count
-from deir.runs.run import RunDirectory, configure, validate
+from deir.runs.run import configure, validate
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
