@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench faults setup setup-dev lint clean
+.PHONY: demo test bench faults mutants setup setup-dev lint clean
 
 demo: .venv/installed
 	$(BIN)/deir train --env MiniGrid-DoorKey-8x8-v0 --target-return 0.9
@@ -15,6 +15,10 @@ bench: .venv/installed-dev
 
 faults: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --jobs 2
+
+# Faults put into the algorithm, to see which no test notices: make mutants MODULES="ppo rollout". Takes hours for all.
+mutants: .venv/installed-dev
+	$(BIN)/python tests/mutants.py $(MODULES)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -40,4 +44,4 @@ setup-dev: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info
+	rm -rf .venv .mutants .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -1,10 +1,11 @@
-"""Rollouts made by hand for tests."""
+"""What several tests are made of: rollouts made by hand, and networks that are not fresh."""
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
 from deir.algorithm.networks import grid_padding
+from deir.algorithm.policy import Policy
 from deir.algorithm.types import Rollout, no_indices
 from deir.fast.patches import tabulate
 
@@ -84,3 +85,21 @@ def walk(steps: int, envs: int, kinds: int = 10, seed: int = 0) -> Rollout:
         table, names.view(steps + 1, envs), starts, actions, torch.zeros(steps, envs), no, no, ~no,
         no_indices(), no_indices(), places,
     )  # fmt: skip
+
+
+def awakened(policy: Policy, observations: torch.Tensor) -> Policy:
+    """A policy that prefers some actions, expects something and has seen data, in place.
+
+    A fresh one has zero heads and unit statistics, which would hide what happens to memories and normalisation.
+    """
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for last in (policy.actor[-1], policy.critic[-1]):
+            last.weight.normal_(0, 1, generator=generator)
+            last.bias.normal_(0, 1, generator=generator)
+        policy.train()
+        batch = torch.cat([observations, observations])
+        memories = torch.randn(len(batch), policy.hidden_size, generator=generator)
+        for _ in range(5):
+            policy(batch, memories)
+    return policy

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,63 +13,18 @@ from torch import distributions as D
 
 import deir
 from deir.algorithm.actions import BoxActions, DiscreteActions, MultiDiscreteActions, actions_of
-from deir.algorithm.metrics import Timer
 from deir.algorithm.policy import Policy
-from deir.algorithm.ppo import ppo_loss
-from deir.algorithm.rewards import METHODS
-from deir.algorithm.rollout import Position, collect
-from deir.config import EnvConfig, NetworkConfig, PPOConfig
+from deir.config import NetworkConfig
 from deir.envs import make_envs
 from deir.errors import UserError
-from deir.fast.acting import FrozenPolicy
 from deir.runs import run
 from deir.runs.evaluate import evaluate
 from deir.runs.run import configure
+from small import small
 from test_run import assert_same, final_state, untimed
+from worlds import ACTION_SPACES, OBSERVATION_SPACES
 
 BOX = spaces.Box(np.array([-2.0, 0.0, -np.inf], np.float32), np.array([2.0, 10.0, np.inf], np.float32))
-ACTION_SPACES: dict[str, spaces.Space[Any]] = {
-    "discrete": spaces.Discrete(4, start=3),
-    "multi": spaces.MultiDiscrete([2, 3]),
-    "binary": spaces.MultiBinary(3),
-    "box": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32)),
-}
-OBSERVATION_SPACES: dict[str, spaces.Space[Any]] = {
-    "vector": spaces.Box(-np.inf, np.inf, (5,), np.float32),
-    "image": spaces.Box(0, 255, (3, 8, 9), np.uint8),
-    "dict": spaces.Dict(
-        camera=spaces.Box(0, 255, (8, 8, 3), np.uint8), speed=spaces.Box(-1e3, 1e3, (2,)), gear=spaces.Discrete(3)
-    ),
-}
-
-
-class World(gymnasium.Env[Any, Any]):
-    """Any spaces: a random walk through samples of the observation space, steered by the seed and the actions."""
-
-    def __init__(self, observations: str, actions: str) -> None:
-        self.observation_space, self.action_space = OBSERVATION_SPACES[observations], ACTION_SPACES[actions]
-        self.place, self.steps = 0, 0
-
-    def _see(self) -> Any:
-        self.observation_space.seed(self.place)
-        return self.observation_space.sample()
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.place, self.steps = int(self.np_random.integers(20)), 0
-        return self._see(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.action_space.contains(action)
-        self.place = (self.place + 1 + int(np.sum(np.abs(action)))) % 20
-        self.steps += 1
-        return self._see(), float(self.place == 7), self.place == 7, self.steps >= 15, {}
-
-
-def vector_dict(num_envs: int) -> Any:
-    return gymnasium.vector.SyncVectorEnv(
-        [lambda: World("dict", "box")] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP
-    )
 
 
 def outputs_of(kind: Any, count: int = 200, seed: int = 0) -> torch.Tensor:
@@ -196,63 +150,19 @@ def test_an_unknown_action_space_is_told():
         actions_of(spaces.Dict(a=spaces.Discrete(2)))
 
 
-@pytest.mark.parametrize("actions", ACTION_SPACES)
-@pytest.mark.parametrize("box", ["squashed", "clipped"])
-def test_the_ratio_is_one_before_any_update(actions: str, box: Any):
-    envs = make_envs(EnvConfig(f"test_actions:{name_of('vector', actions)}", n_envs=3))
-    torch.manual_seed(0)
-    policy = Policy(envs.observation_space, envs.action_space, NetworkConfig(box_policy=box))
-    start = Position(envs.reset(), np.ones(3, bool), policy.initial_hidden(3))
-    rollout, trace, *_ = collect(envs, policy, start, 20, torch.Generator().manual_seed(0), False, None, Timer())
-    kind = policy.actions
-    assert rollout.actions.shape == (20, 3, *kind.shape)
-    assert rollout.actions.dtype == (torch.float32 if actions == "box" else torch.int64)
-    flat = rollout.ids[:-1].flatten()
-    outputs, values, _ = policy(rollout.table.rows(flat), trace.hidden.flatten(0, 1))
-    zeros = torch.zeros(60)
-    assert trace.choices is not None
-    _, metrics = ppo_loss(
-        outputs, values, trace.choices.flatten(0, 1), trace.log_probs.flatten(), zeros, zeros, zeros, PPOConfig(), kind
-    )
-    assert float(metrics["approx_kl"]) == pytest.approx(0, abs=1e-6)
-    assert float(metrics["clip_fraction"]) == 0
-    with torch.no_grad():
-        frozen = FrozenPolicy(policy)
-        step, _ = frozen.step(frozen.gates(rollout.table.distinct[flat]), trace.hidden.flatten(0, 1))
-    torch.testing.assert_close(step, outputs.detach(), rtol=1e-4, atol=1e-4)
-
-
-def name_of(observations: str, actions: str) -> str:
-    """A factory of this module that makes such worlds."""
-    name = f"world_{observations}_{actions}"
-    globals()[name] = lambda: World(observations, actions)
-    return name
-
-
-def tiny(observations: str, actions: str, method: str = "deir", **changes: Any) -> Any:
-    env = {"id": f"test_actions:{name_of(observations, actions)}", "n_envs": 2}
-    return configure(
-        {
-            "env": env, "method": method, "ppo": {"rollout_steps": 16, "minibatch_size": 16, "epochs": 1},
-            "reward": {"minibatch_size": 16, "epochs": 1}, "network": {"features": 8, "hidden": 8, "mlp": 8},
-            "tensorboard": False, "threads": 1, "steps": 64, **changes,
-        }
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("observations", OBSERVATION_SPACES)
-@pytest.mark.parametrize("actions", ["discrete", "multi", "box"])
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "count"])
-def test_every_method_with_every_kind(tmp_path: Path, method: str, actions: str, observations: str):
-    _, row = run.start(tiny(observations, actions, method), tmp_path / "run")
-    assert row["frames"] == 64
-    assert all(np.isfinite(value) for value in row.values() if value is not None)
+def tiny(**changes: Any) -> Any:
+    sizes = {
+        "ppo": {"rollout_steps": 16, "minibatch_size": 16},
+        "reward": {"minibatch_size": 16},
+        "network": {"features": 8, "hidden": 8, "mlp": 8},
+    }
+    return configure(small(steps=64, **sizes, **changes))
 
 
 @pytest.mark.parametrize(("observations", "actions"), [("vector", "box"), ("dict", "multi"), ("dict", "box")])
 def test_runs_repeat_resume_and_act(tmp_path: Path, observations: str, actions: str):
     """Gymnasium environments begin anew on resuming, so two resumptions of one checkpoint must agree."""
-    config = tiny(observations, actions)
+    config = tiny(env={"id": f"worlds:{observations}_{actions}", "n_envs": 2})
     for name in ("a", "b"):
         run.start(config, tmp_path / name)
     assert_same(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
@@ -278,15 +188,10 @@ def test_runs_repeat_resume_and_act(tmp_path: Path, observations: str, actions: 
     assert np.isfinite(evaluate(agent, 3).returns).all()
 
 
-def test_dummy_steps_of_late_resets_carry_vectors_too(tmp_path: Path):
-    _, row = run.start(tiny("dict", "box", env={"id": "test_actions:vector_dict", "n_envs": 2}), tmp_path / "run")
-    assert row["frames"] >= 64 and np.isfinite(row["policy_loss"])
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_minigrid_with_directions_resumes_to_the_last_bit(tmp_path: Path, noise: float):
     env = {"id": "DoorKey-5x5", "n_envs": 2, "layout_worker": False, "direction": True, "noise": noise}
-    whole = tiny("vector", "discrete", env=env)
+    whole = tiny(env=env)
     run.start(whole, tmp_path / "whole")
     run.start(replace(whole, steps=32), tmp_path / "parts")
     run.resume(tmp_path / "parts", {"steps": 64})

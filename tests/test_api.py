@@ -8,14 +8,12 @@ import deir
 from deir.config import EnvConfig
 from deir.runs import checkpoint
 from deir.runs.evaluate import evaluate
-
-TINY = {"ppo": {"rollout_steps": 32, "minibatch_size": 64}, "threads": 1, "tensorboard": False}
+from small import small
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    env = {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False}
-    return deir.train(env, steps=256, out=tmp_path_factory.mktemp("api") / "run", **TINY)
+    return deir.train(steps=256, out=tmp_path_factory.mktemp("api") / "run", **small())
 
 
 def test_train_load_act(trained):

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TINY = [
-    "--env", "DoorKey-5x5", "--env.n-envs", "4", "--ppo.rollout-steps", "32", "--ppo.minibatch-size", "64",
-    "--reward.minibatch-size", "64", "--steps", "256", "--threads", "1", "--env.no-layout-worker",
-]  # fmt: skip
+from small import WORDS
 
 
 def deir(*words: str, cwd: Path, check: bool = True) -> subprocess.CompletedProcess:
@@ -25,7 +22,7 @@ def deir(*words: str, cwd: Path, check: bool = True) -> subprocess.CompletedProc
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     where = tmp_path_factory.mktemp("cli")
-    deir("train", *TINY, "--out", "run", cwd=where)
+    deir("train", *WORDS, "--out", "run", cwd=where)
     return where / "run"
 
 
@@ -39,7 +36,7 @@ def test_train_writes_a_run_and_says_where_to_look(trained):
 
 
 def test_default_directory_names_env_method_and_seed(tmp_path):
-    out = deir("train", *TINY, "--seed", "3", "--method", "none", cwd=tmp_path).stdout
+    out = deir("train", *WORDS, "--seed", "3", "--method", "none", cwd=tmp_path).stdout
     (run,) = (tmp_path / "runs" / "DoorKey-5x5" / "none").iterdir()
     assert run.name.startswith("seed3-")
     assert str(run.relative_to(tmp_path)) in out
@@ -133,8 +130,8 @@ def test_evaluate_mistakes(tmp_path, trained):
 
 
 def test_several_seeds_at_once(tmp_path):
-    done = deir("train", *TINY, "--seeds", "0-1,4", "--jobs", "2", "--out", "many", cwd=tmp_path)
+    done = deir("train", *WORDS, "--seeds", "0-1,4", "--jobs", "2", "--out", "many", cwd=tmp_path)
     assert {p.name for p in (tmp_path / "many").iterdir() if p.is_dir()} == {"seed0", "seed1", "seed4"}
     assert "768 frames" in done.stdout
-    assert deir("train", *TINY, "--seeds", "0-1", "--out", "many", cwd=tmp_path, check=False).returncode == 2
-    assert deir("train", *TINY, "--seeds", "3-1", cwd=tmp_path, check=False).returncode == 2
+    assert deir("train", *WORDS, "--seeds", "0-1", "--out", "many", cwd=tmp_path, check=False).returncode == 2
+    assert deir("train", *WORDS, "--seeds", "3-1", cwd=tmp_path, check=False).returncode == 2

@@ -10,12 +10,8 @@ import torch
 from deir.algorithm.rewards import METHODS
 from deir.algorithm.trainer import Trainer
 from deir.runs.run import configure
+from small import small
 
-SMALL = {
-    "ppo": {"rollout_steps": 32, "minibatch_size": 32, "epochs": 1},
-    "reward": {"minibatch_size": 32, "epochs": 1, "overlap": False},
-    "threads": 1,
-}
 TASKS = {
     "views": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "layout_worker": False},
     "noise": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "noise": 0.1, "layout_worker": False},
@@ -24,7 +20,7 @@ TASKS = {
 
 
 def parameters_after(env: dict, method: str, default: str) -> list[torch.Tensor]:
-    trainer = Trainer(configure({**SMALL, "env": env, "method": method}))
+    trainer = Trainer(configure(small(env=env, method=method, reward={"overlap": False})))
     with torch.device(default):
         trainer.iterate()
         trainer.iterate()

@@ -13,6 +13,7 @@ import deir
 from builders import ACTIONS, SPACE, random_episodes
 from deir.algorithm.rewards import METHODS, Method, make_reward
 from deir.runs.run import configure
+from small import small
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -27,13 +28,6 @@ SAID = {
     "sb3": "deir/",
 }
 REWARDS = {"surprise": "Surprise", "novelty": "Novelty"}
-TINY = {
-    "steps": 256,
-    "threads": 1,
-    "tensorboard": False,
-    "ppo": {"rollout_steps": 32, "minibatch_size": 64},
-    "reward": {"minibatch_size": 64},
-}
 
 
 @pytest.fixture
@@ -74,7 +68,7 @@ def test_the_guides_first_loop_runs_as_it_stands(capsys):
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_documented_reward_trains(documented, name, tmp_path):
-    final = deir.train({"id": "DoorKey-5x5", "n_envs": 4}, method=name, out=tmp_path / "run", **TINY).final
+    final = deir.train(method=name, steps=256, out=tmp_path / "run", **small()).final
     assert final["frames"] == 256
     assert final["intrinsic_reward_mean"] > 0
     assert ("surprise_error" in final) == (name == "surprise")
@@ -102,6 +96,6 @@ def test_documented_novelty_is_that_of_a_plain_loop(documented, late_resets):
 
 
 def test_documented_environment_trains(documented, tmp_path):
-    final = deir.train({"id": "corridor:Corridor", "n_envs": 4}, out=tmp_path / "run", **TINY).final
+    final = deir.train(steps=256, out=tmp_path / "run", **small(env={"id": "corridor:Corridor"})).final
     assert final["frames"] == 256
     assert final["episode_length_mean"] <= 60

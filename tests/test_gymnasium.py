@@ -390,16 +390,18 @@ def test_mistakes_are_told_before_anything_is_made(options: dict[str, Any], mess
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "shape"),
     [
-        {"id": "DoorKey-8x8", "view_size": 3, "noise": 0.1, "invisible_obstacles": True, "time_penalty": False},
-        {"id": "MultiRoom-N30", "view_size": 3},
-        {"id": "BabyAI-GoToObj-v0", "view_size": 3, "max_steps": 5},
-        {"id": "CartPole-v1", "max_steps": 5},
+        ({"id": "DoorKey-8x8", "view_size": 3, "noise": 0.1, "invisible_obstacles": True}, (3, 3, 3)),
+        ({"id": "MultiRoom-N30", "view_size": 5}, (5, 5, 3)),
+        ({"id": "BabyAI-GoToObj-v0", "view_size": 3, "max_steps": 5, "time_penalty": False}, (3, 3, 3)),
+        ({"id": "CartPole-v1", "max_steps": 5}, (4,)),
     ],
 )
-def test_what_applies_is_accepted(options: dict[str, Any]) -> None:
-    check_env(EnvConfig(**options))
+def test_what_applies_is_accepted(options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    config = EnvConfig(**options, n_envs=1, layout_worker=False)
+    check_env(config)
+    assert make_envs(config).observation_space.shape == shape
 
 
 def test_the_door_picks_the_backend() -> None:

@@ -9,8 +9,9 @@ from deir.algorithm.maps import ExplorationMaps
 from deir.algorithm.trainer import Trainer
 from deir.errors import UserError
 from deir.runs.run import configure
+from small import small
 
-TINY = {"env": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 30}, "ppo": {"rollout_steps": 64}, "threads": 1}
+TINY = small(env={"max_steps": 30}, ppo={"rollout_steps": 64})
 
 
 def naive_maps(rollout, raw, height, width):
@@ -49,7 +50,7 @@ def test_positions_are_inside_the_walls(env_id):
 
 
 def test_a_resumed_run_writes_the_same_maps(tmp_path):
-    settings = {**TINY, "maps": True, "tensorboard": False, "checkpoint": {"every": 1}}
+    settings = {**TINY, "maps": True, "checkpoint": {"every": 1}}
     env = settings.pop("env")
     whole = deir.train(env, steps=768, out=tmp_path / "whole", **settings).path
     part = deir.train(env, steps=512, out=tmp_path / "part", **settings).path

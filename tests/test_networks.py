@@ -179,6 +179,8 @@ def test_an_encoder_of_parts_reads_each_exactly_and_shares_the_patches_of_views(
     together = torch.cat([e(part) for e, part in zip(copy.deepcopy(plain).encoders, parts.values(), strict=True)], 1)
     expected = plain(rows)
     torch.testing.assert_close(copy.deepcopy(fast).together(together), expected)
+    alone = copy.deepcopy(plain).eval()  # a row by itself, wherever it lies in memory
+    torch.testing.assert_close(torch.cat([alone(row[None]) for row in rows[:3]]), alone(rows[:3]), rtol=1e-4, atol=1e-4)
     table, names = tabulate(rows, True, 0, (7, 7, 3))
     assert torch.equal(table.distinct[names], rows) and table.levels
     torch.testing.assert_close(fast(table.rows(names)), expected, rtol=1e-4, atol=1e-4)

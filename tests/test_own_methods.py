@@ -16,15 +16,10 @@ from deir.algorithm.trainer import Trainer
 from deir.errors import UserError
 from deir.runs import run
 from deir.runs.listing import print_methods
+from small import small
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
 SURPRISE = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.M | re.S))["src/deir/rewards/surprise.py"]
-TINY = {
-    "env": {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False},
-    "tensorboard": False,
-    "ppo": {"rollout_steps": 32, "minibatch_size": 64, "epochs": 1},
-    "reward": {"minibatch_size": 64, "epochs": 1},
-}
 
 
 @pytest.fixture
@@ -48,7 +43,7 @@ class Local(NoReward):
 
 
 def test_a_class_by_its_module_trains_resumes_and_loads(own_module, tmp_path):
-    config = run.configure({**TINY, "method": f"{own_module}:Surprise", "steps": 128, "threads": 1})
+    config = run.configure(small(method=f"{own_module}:Surprise", steps=128))
     path, row = run.start(config, tmp_path / "run")
     assert row["intrinsic_reward_mean"] > 0
     sys.modules.pop(own_module)
@@ -62,7 +57,7 @@ def test_a_class_by_its_module_trains_resumes_and_loads(own_module, tmp_path):
 
 def test_it_learns_beside_the_policy(own_module, registry):
     deir.register_reward("mine", reward_class(f"{own_module}:Surprise"))
-    trainer = Trainer(run.configure({**TINY, "method": "mine", "steps": 128, "threads": 2}))
+    trainer = Trainer(run.configure(small(method="mine", steps=128, threads=2)))
     try:
         assert isinstance(trainer.stage, ThreadStage)
         assert trainer.iterate()["surprise_error"] > 0
@@ -80,7 +75,7 @@ def test_a_registered_class_is_a_method_like_any_other(registry, capsys):
         """Known to this function only."""
 
     deir.register_reward("inner", Inner)
-    trainer = Trainer(run.configure({**TINY, "method": "inner", "steps": 128, "threads": 2}))
+    trainer = Trainer(run.configure(small(method="inner", steps=128, threads=2)))
     try:
         assert isinstance(trainer.stage.reward, Inner)
     finally:

@@ -17,14 +17,14 @@ from deir.algorithm.trainer import Trainer
 from deir.errors import TrainingDiverged, UserError
 from deir.plugin.reward import Reward
 from deir.runs.run import configure
+from small import MODEL
 
-SMALL = {"minibatch_size": 32, "epochs": 1, "network": {"features": 16, "hidden": 16, "mlp": 16}}
 T, N = 12, 3
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 
 
 def made(method="deir", space=SPACE, n_envs=N, **options):
-    return deir.make_reward(method, space, ACTIONS, n_envs, **{**SMALL, **options})
+    return deir.make_reward(method, space, ACTIONS, n_envs, **{**MODEL, **options})
 
 
 def arrays(rollout, finals="dense"):
@@ -497,7 +497,7 @@ def test_odd_numbers_are_told_or_understood():
 )
 def test_counted_actions_out_of_range_are_told(space, good, bad):
     observations, _, *ends = vectors()
-    reward = deir.make_reward("icm", VECTOR, space, N, **SMALL)
+    reward = deir.make_reward("icm", VECTOR, space, N, **MODEL)
     assert np.isfinite(reward.compute(observations, np.tile(good, (T, N, 1)), *ends)).all()
     reward.update()
     with pytest.raises(UserError, match=r"actions: got values from .* expected those of Multi"):

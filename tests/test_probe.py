@@ -22,19 +22,9 @@ from deir.experiments.paper.probe import MODELS, Probe, Probes, Student, constan
 from deir.experiments.paper.state_labels import LABELS, labelled, labels_of
 from deir.experiments.paper.trajectories import Labelled, of_run, while_training
 from deir.runs.options import parse
+from small import WORDS, small
 
-TINY = {
-    "env": {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False},
-    "ppo": {"rollout_steps": 32, "minibatch_size": 64},
-    "reward": {"minibatch_size": 64, "overlap": False},
-    "steps": 384,
-    "threads": 1,
-    "method": "none",
-}
-WORDS = [
-    "--env", "DoorKey-5x5", "--env.n-envs", "4", "--env.no-layout-worker", "--ppo.rollout-steps", "32",
-    "--ppo.minibatch-size", "64", "--reward.minibatch-size", "64", "--steps", "256", "--threads", "1",
-]  # fmt: skip
+TINY = small(method="none", steps=384, reward={"overlap": False})
 
 
 def farama_labels(env) -> list[float]:
@@ -235,7 +225,7 @@ def test_command_writes_a_table_and_a_picture_and_overwrites_nothing(tmp_path, c
 def test_a_trained_run_can_collect(tmp_path):
     from deir.runs.run import start
 
-    config = merge(Config(), {**TINY, "steps": 128, "tensorboard": False})
+    config = merge(Config(), {**TINY, "steps": 128})
     start(config, tmp_path / "run")
     again = replace(config, seed=5, steps=256)
     rollouts = [sample.training for sample in of_run(tmp_path / "run", again)]

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from builders import ACTIONS, SPACE, random_episodes, walk
 from deir.algorithm.networks import GridEncoder
@@ -17,6 +16,8 @@ from deir.config import Config, merge
 from deir.errors import UserError
 from deir.runs import checkpoint
 from deir.runs.presets import resolve
+from oracles import embed
+from reward_oracles import ORACLES, forward_loss, icm_loss, inverse_loss, rnd_loss, trajectories
 
 ENVS = 3
 LEARNING = [name for name in METHODS if name not in ("none", "count")]
@@ -29,14 +30,6 @@ def make(method, **reward):
     policy_encoder = GridEncoder((7, 7, 3), 64, "batch").eval()
     config = merge(resolve(merge(Config(), {"method": method})), {"reward": reward})
     return make_reward(config, SPACE, ACTIONS, policy_encoder).eval()
-
-
-@torch.no_grad()
-def policy_embedding(model, rollout, view):
-    """As RND reads it: in deviations from the mean of the rollout's next observations, five at most."""
-    encoder = model.rnd.policy_encoder[0]
-    seen = encoder.plain(rollout.table.distinct[rollout.next_ids.flatten()])
-    return ((encoder.plain(view[None])[0] - seen.mean(0)) / (seen.std(0, correction=0) + 1e-5)).clamp(-5, 5)
 
 
 def trained(model, rollout, epochs=6, learning_rate=1e-3):
@@ -133,7 +126,7 @@ def test_icm_pays_unforeseen_consequences_more_than_foreseen_ones():
 
 
 @pytest.mark.parametrize(
-    ("method", "embeddings"), [*((name, "policy") for name in LEARNING), *((name, "own") for name in WITH_RND)]
+    ("method", "embeddings"), [("deir", "policy"), ("icm", "policy"), ("rnd", "policy"), ("rnd", "own"), ("ngu", "own")]
 )
 def test_the_loss_falls(method, embeddings):
     model = make(method, embeddings=embeddings)
@@ -154,13 +147,14 @@ def test_batches_hold_the_genuine_transitions_of_every_epoch(method, late_resets
 
     valid, views = rollout.valid, rollout.table.distinct
     expected = names(views[rollout.ids[:-1][valid]], rollout.actions[valid], views[rollout.next_ids[valid]])
-    found = []
+    found, naive = [], ORACLES[method](model, 4)
+    with torch.no_grad():
+        naive.before(rollout)
     for batch in model.batches(rollout, carry, 2, 20, torch.Generator().manual_seed(0)):
         found += names(batch.observations.gather(), batch.actions, batch.next_observations.gather())
         if method in WITH_RND:
-            embeddings = batch.embeddings[batch.next_ids]
-            for view, embedding in zip(batch.next_observations.gather(), embeddings, strict=True):
-                torch.testing.assert_close(embedding, policy_embedding(model, rollout, view), rtol=1e-3, atol=1e-3)
+            for view, embedding in zip(batch.next_observations.gather(), read_of(model, batch)[0], strict=True):
+                torch.testing.assert_close(embedding, naive.inputs(view)[0], rtol=1e-3, atol=1e-3)
     assert Counter(found) == Counter(expected * 2)
 
 
@@ -234,184 +228,45 @@ def test_methods_refuse_what_they_cannot_serve():
 # each formula, one step of one environment at a time
 
 
-class Naive:
-    """Steps through rollouts; a subclass says what one transition earns."""
-
-    def __init__(self, model):
-        self.model = model
-        width = model.gru.hidden_size if getattr(model, "gru", None) is not None else 0
-        self.hidden = [torch.zeros(width) for _ in range(ENVS)]
-        self.seen = [[] for _ in range(ENVS)]
-
-    def embed(self, view):
-        return self.model.encoder.plain(view[None])[0]
-
-    def recur(self, embedding, hidden):
-        return self.model.gru(embedding[None], hidden[None])[0] if self.model.gru is not None else embedding
-
-    @torch.no_grad()
-    def rewards(self, rollout):
-        steps, _ = rollout.shape
-        self.rollout = rollout
-        self.before(rollout)
-        views, next_ids = rollout.table.distinct, rollout.next_ids
-        earned = torch.zeros(rollout.shape)
-        for t in range(steps):
-            for n in range(ENVS):
-                if rollout.starts[t, n]:
-                    self.hidden[n], self.seen[n] = torch.zeros_like(self.hidden[n]), []
-            self.step(t)
-            for n in range(ENVS):
-                now, then = views[rollout.ids[t, n]], views[next_ids[t, n]]
-                value = self.transition(t, n, now, then)
-                earned[t, n] = float(value) if rollout.valid[t, n] else 0.0
-        return earned
-
-    def before(self, rollout):
-        pass
-
-    def step(self, t):
-        pass
-
-
-class NaiveIcm(Naive):
-    def transition(self, t, n, now, then):
-        traj = self.recur(self.embed(now), self.hidden[n])
-        next_traj = self.recur(self.embed(then), traj)
-        self.hidden[n] = traj
-        action = F.one_hot(self.rollout.actions[t, n], 7).float()
-        predicted = self.model.forward_model.head(torch.cat([traj, action])[None])[0]
-        return 0.5 * (predicted - next_traj).square().sum()
-
-
-class NaiveEpisodicDistance(Naive):
-    """Equation 4, or the distance alone."""
-
-    def transition(self, t, n, now, then):
-        obs, next_obs = self.embed(now), self.embed(then)
-        traj = self.recur(obs, self.hidden[n])
-        self.hidden[n] = traj if self.model.gru is not None else self.hidden[n]
-        if self.model.mutual_information:
-            eps = self.model.options.eps
-            values = [(next_obs - o).square().sum() / ((traj - j).norm() + eps) for o, j in self.seen[n]]
-        else:
-            values = [(next_obs - o).norm() for o, _ in self.seen[n]]
-        self.seen[n].append((obs, traj))
-        return min(values) if values else 0.0
-
-
-class NaiveRnd(Naive):
-    def error(self, view):
-        rnd = self.model.rnd
-        if rnd.encoder is None:
-            inputs = target_inputs = policy_embedding(self.model, self.rollout, view)
-        else:
-            inputs, target_inputs = rnd.encoder.plain(view[None])[0], rnd.target_encoder.plain(view[None])[0]
-        return (rnd.predictor(inputs[None]) - rnd.target(target_inputs[None])).square().sum()
-
-    def transition(self, t, n, now, then):
-        return self.error(then)
-
-
-class NaiveNoveld(NaiveRnd):
-    def transition(self, t, n, now, then):
-        rollout = self.rollout
-        if self.model.options.visits == "state":
-            known = t * ENVS + n not in rollout.final_indices
-            key, next_key = int(rollout.states[t, n]), int(rollout.states[t + 1, n]) if known else None
-        else:
-            key, next_key = now.numpy().tobytes(), then.numpy().tobytes()
-        self.seen[n].append(key)
-        gain = self.error(then).sqrt() - 0.5 * self.error(now).sqrt()
-        return gain.clamp(min=0) if next_key is not None and next_key not in self.seen[n] else 0.0
-
-
-class NaiveLifelong(NaiveRnd):
-    """Mean and deviation over every genuine step of all rollouts so far, this one included."""
-
-    errors = ()
-
-    def before(self, rollout):
-        views = rollout.table.distinct
-        self.errors = [*self.errors, *(self.error(views[k]) for k in rollout.next_ids[rollout.valid])]
-        everything = torch.stack(self.errors).double()
-        self.moments = everything.mean(), everything.std(unbiased=False)
-
-    def factor(self, view):
-        mean, deviation = self.moments
-        return (1 + (self.error(view) - mean) / deviation).clamp(1, 5)
-
-
-class NaiveNgu(NaiveLifelong):
-    """Algorithm 1 of its paper; the running mean takes the mean over the environments' neighbours at each step."""
-
-    mean = None
-
-    def step(self, t):
-        rollout, views = self.rollout, self.rollout.table.distinct
-        self.distances, found = [], []
-        for n in range(ENVS):
-            self.seen[n].append(self.embed(views[rollout.ids[t, n]]))
-            then = self.embed(views[rollout.next_ids[t, n]])
-            self.distances.append(sorted((then - o).square().sum() for o in self.seen[n])[:10])
-            found += self.distances[n] if rollout.valid[t, n] else []
-        if found:
-            new = sum(found) / len(found)
-            self.mean = new if self.mean is None else 0.997 * self.mean + 0.003 * new
-
-    def transition(self, t, n, now, then):
-        normalized = [max(d / self.mean - 0.008, torch.tensor(0.0)) for d in self.distances[n]]
-        similarity = sum(1e-3 / (d + 1e-3) for d in normalized) ** 0.5 + 1e-3
-        episodic = 0.0 if similarity > 8 else 1 / similarity
-        return episodic * (self.factor(then) if self.model.rnd is not None else 1)
-
-
-class NaiveDeirRnd(NaiveLifelong, NaiveEpisodicDistance):
-    def transition(self, t, n, now, then):
-        return NaiveEpisodicDistance.transition(self, t, n, now, then) * self.factor(then)
-
-
-class NaiveCount(Naive):
-    def __init__(self, model):
-        super().__init__(model)
-        self.arrivals = Counter()
-
-    def transition(self, t, n, now, then):
-        rollout = self.rollout
-        self.seen[n].append(int(rollout.states[t, n]))
-        if t * ENVS + n in rollout.final_indices or not rollout.valid[t, n]:
-            return 0.0
-        state = int(rollout.states[t + 1, n])
-        self.arrivals[state] += 1
-        return 0.0 if state in self.seen[n] else self.arrivals[state] ** -0.5
-
-
-ORACLES = [
-    ("icm", {}, NaiveIcm),
-    ("rnd", {}, NaiveRnd),
-    ("rnd", {"embeddings": "own"}, NaiveRnd),
-    ("noveld", {}, NaiveNoveld),
-    ("noveld", {"noveld": {"visits": "state"}}, NaiveNoveld),
-    ("ngu", {}, NaiveNgu),
-    ("deir-no-mi", {}, NaiveEpisodicDistance),
-    ("deir-no-rnn-no-mi", {}, NaiveEpisodicDistance),
-    ("deir-inverse", {}, NaiveEpisodicDistance),
-    ("deir-forward", {}, NaiveEpisodicDistance),
-    ("deir+rnd", {}, NaiveDeirRnd),
-    ("count", {}, NaiveCount),
+CASES = [
+    ("deir", {}),
+    ("deir", {"deir": {"pairing": "a1"}}),
+    ("deir", {"deir": {"pairing": "published"}}),
+    ("icm", {}),
+    ("rnd", {}),
+    ("rnd", {"embeddings": "own"}),
+    ("noveld", {}),
+    ("noveld", {"noveld": {"visits": "state"}}),
+    ("ngu", {}),
+    ("ngu", {"ngu": {"lifelong": False}}),
+    ("deir-no-mi", {}),
+    ("deir-no-rnn-no-mi", {}),
+    ("deir-inverse", {}),
+    ("deir-forward", {}),
+    ("deir+rnd", {}),
+    ("count", {}),
 ]
 
 
-@pytest.mark.parametrize(("method", "options", "oracle"), ORACLES, ids=lambda x: str(x) if isinstance(x, str) else "")
-@pytest.mark.parametrize(("done_rate", "late_resets"), [(0.0, False), (0.2, False), (0.2, True)])
-def test_rewards_equal_a_naive_loop_across_rollouts_and_episodes(method, options, oracle, done_rate, late_resets):
+@pytest.mark.parametrize(
+    ("method", "options"), CASES, ids=lambda x: x if isinstance(x, str) else "".join(map(str, x.values()))
+)
+@pytest.mark.parametrize(
+    ("done_rate", "late_resets"), [(0.0, False), (0.2, False), (0.2, True), (0.6, False), (1.0, False), (1.0, True)]
+)
+def test_rewards_and_memories_equal_a_naive_loop_across_rollouts_and_episodes(method, options, done_rate, late_resets):
     model = make(method, **options)
-    naive = oracle(model)
+    naive = ORACLES[method](model, ENVS)
     carry = model.initial_carry(ENVS)
     rollouts = random_episodes(7, ENVS, done_rate, seed=5, kinds=14, late_resets=late_resets)
     for rollout in itertools.islice(rollouts, 3):
         rewards, carry = model.compute(rollout, carry)
         torch.testing.assert_close(rewards, naive.rewards(rollout), rtol=5e-3, atol=1e-5)
+        memories = model.memories(carry)
+        assert (memories is None) == (naive.memories.shape[-1] == 0)
+        if memories is not None:
+            torch.testing.assert_close(memories, naive.memories, rtol=1e-4, atol=1e-5)
+            assert (memories != 0).any() == (done_rate < 1 or late_resets)
 
 
 @pytest.mark.parametrize("momentum", [None, 0.9])
@@ -430,75 +285,58 @@ def test_error_normalisation_is_by_the_moments_of_all_steps_or_moving_ones(momen
         torch.testing.assert_close(model.compute(rollout, {})[0].double(), expected, rtol=1e-3, atol=1e-4)
 
 
-def losses_of(method, **options):
-    """The loss of one batch, its metrics, and the batch's embeddings computed plainly."""
+def learning(method, **options):
+    """A model, a batch of it, and the same batch as plain tensors: memories, o_t, o_{t+1}."""
     model = make(method, **options)
     rollout = next(random_episodes(20, 4, 0.2, seed=4))
     rewards, carry = model.compute(rollout, model.initial_carry(4))
     model.remember(rollout, rewards, 0.0)
     batch = next(iter(model.batches(rollout, carry, 1, 60, torch.Generator().manual_seed(0))))
+    return model, batch, (batch.hidden, batch.observations.gather(), batch.next_observations.gather())
+
+
+def read_of(model, batch):
+    """What predictor and target of random distillation read of o_{t+1}."""
+    if model.rnd.encoder is None:
+        return (batch.embeddings[batch.next_ids],) * 2
+    views = batch.next_observations.gather()
+    return embed(model.rnd.encoder, views), embed(model.rnd.target_encoder, views)
+
+
+def assert_same_loss(model, batch, expected):
     loss, metrics = model.loss(batch)
-    if not hasattr(model, "gru"):
-        return model, batch, loss, metrics, None, None
-    now = model.gru(model.encoder.plain(batch.observations.gather()), batch.hidden)
-    then = model.gru(model.encoder.plain(batch.next_observations.gather()), now)
-    return model, batch, loss, metrics, now, then
-
-
-def inverse_loss(model, batch, now, then):
-    return F.cross_entropy(model.inverse_model.head(torch.cat([now, then], 1)), batch.actions)
-
-
-def forward_loss(model, batch, now, then):
-    predicted = model.forward_model.head(torch.cat([now, F.one_hot(batch.actions, 7).float()], 1))
-    return (0.5 * (predicted - then).square().sum(1)).mean()
-
-
-def rnd_loss(model, batch):
-    if model.rnd.encoder is not None:
-        views = batch.next_observations.gather()
-        inputs, target_inputs = model.rnd.encoder.plain(views), model.rnd.target_encoder.plain(views)
-    else:
-        inputs = target_inputs = batch.embeddings[batch.next_ids]
-    return F.mse_loss(model.rnd.predictor(inputs), model.rnd.target(target_inputs))
+    torch.testing.assert_close(loss, expected[0], rtol=1e-4, atol=1e-5)
+    assert set(metrics) == set(expected[1])
+    for name, value in expected[1].items():
+        torch.testing.assert_close(metrics[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_the_losses_of_inverse_and_forward_models():
-    model, batch, loss, metrics, now, then = losses_of("icm")
-    parts = inverse_loss(model, batch, now, then), forward_loss(model, batch, now, then)
-    torch.testing.assert_close(loss, 0.8 * parts[0] + 0.2 * parts[1], rtol=1e-4, atol=1e-5)
-    assert set(metrics) == {"inverse_loss", "inverse_accuracy", "forward_loss"}
-    model, batch, loss, _, now, then = losses_of("deir-inverse")
-    torch.testing.assert_close(loss, inverse_loss(model, batch, now, then), rtol=1e-4, atol=1e-5)
-    model, batch, loss, _, now, then = losses_of("deir-forward")
-    torch.testing.assert_close(loss, forward_loss(model, batch, now, then), rtol=1e-4, atol=1e-5)
+    model, batch, plain = learning("icm")
+    assert_same_loss(model, batch, icm_loss(model, *plain, batch.actions))
+    model, batch, plain = learning("deir-inverse")
+    assert_same_loss(model, batch, inverse_loss(model, *trajectories(model, *plain), batch.actions))
+    model, batch, plain = learning("deir-forward")
+    assert_same_loss(model, batch, forward_loss(model, *trajectories(model, *plain), batch.actions))
 
 
 @pytest.mark.parametrize("embeddings", ["policy", "own"])
 @pytest.mark.parametrize("training", [False, True])
 def test_the_loss_of_random_distillation_over_distinct_observations_is_that_of_the_batch(embeddings, training):
-    model, batch, *_ = losses_of("rnd", embeddings=embeddings)
+    model, batch, _ = learning("rnd", embeddings=embeddings)
     model.train(training)
     twin = copy.deepcopy(model)
-    loss, expected = model.loss(batch)[0], rnd_loss(twin, batch)
+    loss, expected = model.loss(batch)[0], rnd_loss(twin, *read_of(twin, batch))[0]
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-6)
     for tensor, twin_tensor in zip(model.buffers(), twin.buffers(), strict=True):  # running statistics
         torch.testing.assert_close(tensor, twin_tensor, rtol=1e-3, atol=1e-5)
 
 
 def test_the_losses_with_random_distillation():
-    model, batch, loss, metrics, now, then = losses_of("ngu")
-    expected = inverse_loss(model, batch, now, then) + rnd_loss(model, batch)
-    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
-    assert set(metrics) == {"inverse_loss", "inverse_accuracy", "rnd_loss"}
-    model, batch, loss, metrics, _, _ = losses_of("ngu", ngu={"lifelong": False})
-    assert "rnd_loss" not in metrics and batch.embeddings is None
-
-
-def test_ngus_memory_advances_and_stays_bounded_by_the_episode():
-    model = make("ngu")
-    carry = model.initial_carry(2)
-    for k, rollout in enumerate(itertools.islice(random_episodes(10, 2, 0.0, seed=6), 3)):
-        _, carry = model.compute(rollout, carry)
-        assert carry["history.lengths"].tolist() == [10 * (k + 1)] * 2
-        assert (carry["hidden"] != 0).any()
+    model, batch, plain = learning("ngu")
+    inverse, metrics = inverse_loss(model, *trajectories(model, *plain), batch.actions)
+    distilled, more = rnd_loss(model, *read_of(model, batch))
+    assert_same_loss(model, batch, (inverse + distilled, {**metrics, **more}))
+    model, batch, plain = learning("ngu", ngu={"lifelong": False})
+    assert batch.embeddings is None
+    assert_same_loss(model, batch, inverse_loss(model, *trajectories(model, *plain), batch.actions))

@@ -20,21 +20,14 @@ from deir.errors import TrainingDiverged, UserError
 from deir.runs import checkpoint, run
 from deir.runs.progress import FIRST_COLUMNS
 from deir.runs.run import configure
+from small import laid_over
+from small import small as small_settings
 
-SMALL = {
-    "env": {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False},
-    "ppo": {"rollout_steps": 64, "minibatch_size": 64, "epochs": 2},
-    "reward": {"minibatch_size": 64, "epochs": 2},
-    "tensorboard": False,
-    "threads": 1,
-    "steps": 4 * 64 * 6,
-}
+SMALL = small_settings(ppo={"rollout_steps": 64, "epochs": 2}, reward={"epochs": 2}, steps=4 * 64 * 6)
 
 
 def small(**changes):
-    merged = {**SMALL, **{k: v for k, v in changes.items() if k != "env"}}
-    merged["env"] = {**SMALL["env"], **changes.get("env", {})}
-    return configure(merged)
+    return configure(laid_over(SMALL, changes))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -99,7 +92,7 @@ def test_run_directory_is_complete_and_its_config_repeats_the_run(tmp_path):
         {"method": "ngu"},
         {"method": "noveld"},
         {"method": "count"},
-        {"ppo": {**SMALL["ppo"], "truncation": "bootstrap"}},
+        {"ppo": {"truncation": "bootstrap"}},
     ],
     ids=["plain", "noise", "view3", "none", "ngu", "noveld", "count", "bootstrap"],
 )

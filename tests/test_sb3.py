@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 from deir.errors import UserError
 from deir.experiments.bench import sb3_comparison
 from deir.plugin.stable_baselines3 import ENTRY, add_reward, load
+from small import MODEL
 
-SMALL = {"minibatch_size": 32, "epochs": 1, "network": {"features": 16, "hidden": 16, "mlp": 16}}
 N, STEPS = 3, 20
 
 
@@ -100,7 +100,7 @@ def test_the_reward_enters_before_returns_and_advantages(cls):
     before, after = Snapshots(), Snapshots()
     small(cls).learn(N * STEPS, callback=before)
     rewarded = small(cls)
-    calls = spied(add_reward(rewarded, "deir", beta=0.5, **SMALL))
+    calls = spied(add_reward(rewarded, "deir", beta=0.5, **MODEL))
     rewarded.learn(N * STEPS, callback=after)
     without, with_ = before.taken[0], after.taken[0]
     assert np.array_equal(without["observations"], with_["observations"])
@@ -124,7 +124,7 @@ def test_the_reward_enters_before_returns_and_advantages(cls):
 
 def test_it_is_given_what_happened_with_the_true_last_observations():
     model = small()
-    calls = spied(add_reward(model, "deir", **SMALL))
+    calls = spied(add_reward(model, "deir", **MODEL))
     model.learn(3 * N * STEPS)
     assert len(calls) == 3
     last = None
@@ -145,7 +145,7 @@ def test_it_is_given_what_happened_with_the_true_last_observations():
 
 def test_a_second_call_of_learn_begins_new_episodes():
     model = small()
-    reward = add_reward(model, "deir", **SMALL)
+    reward = add_reward(model, "deir", **MODEL)
     model.learn(N * STEPS)
     calls = spied(reward)
     begun = []
@@ -166,7 +166,7 @@ def test_other_methods_and_the_logger(method):
 
     logged, model = {}, small()
     model.set_logger(Logger(None, [Sink()]))
-    add_reward(model, method, **SMALL)
+    add_reward(model, method, **MODEL)
     model.learn(2 * N * STEPS)
     assert "deir/intrinsic_reward_mean" in logged
     assert ("deir/model_loss" in logged) == (method != "none")
@@ -187,7 +187,7 @@ def test_wrapped_environments(wrap, env):
         model = small(env=env, wrap=wrap, policy_kwargs={"normalize_images": False})
     else:
         model = small(env=env, wrap=wrap)
-    calls = spied(add_reward(model, "deir", **SMALL))
+    calls = spied(add_reward(model, "deir", **MODEL))
     model.learn(2 * N * STEPS)
     assert np.isfinite(calls[1][2]).all() and calls[1][2].any()
     for observation in calls[1][1]["final_observations"].values():
@@ -199,7 +199,7 @@ def test_environments_in_processes_earn_the_same():
     for kind in (DummyVecEnv, SubprocVecEnv):
         envs = kind([Line] * N)
         model = PPO("MlpPolicy", envs, n_steps=STEPS, batch_size=30, n_epochs=1, seed=0, device="cpu")
-        calls = spied(add_reward(model, "deir", **SMALL))
+        calls = spied(add_reward(model, "deir", **MODEL))
         model.learn(2 * N * STEPS)
         envs.close()
         found.append(np.stack([rewards for _, _, rewards in calls]))
@@ -218,7 +218,7 @@ def assert_same(a, b):
 @pytest.mark.parametrize("cls", [PPO, RecurrentPPO])
 def test_it_is_saved_and_loaded_with_the_model(cls, tmp_path):
     model = small(cls)
-    reward = add_reward(model, "deir", beta=0.125, **SMALL)
+    reward = add_reward(model, "deir", beta=0.125, **MODEL)
     model.learn(2 * N * STEPS)
     model.save(tmp_path / "agent")
     assert {p.name for p in tmp_path.iterdir()} == {"agent.zip"}
@@ -248,7 +248,7 @@ def test_mistakes_are_told(tmp_path):
         load(PPO, tmp_path / "plain", env=model.env)
     with pytest.raises(UserError, match="'autoreset_mode' is not for Stable-Baselines3"):
         add_reward(model, "deir", autoreset_mode="next-step")
-    add_reward(model, "deir", **SMALL)
+    add_reward(model, "deir", **MODEL)
     with pytest.raises(UserError, match="already"):
         add_reward(model, "rnd")
     model.save(tmp_path / "rewarded")
@@ -294,7 +294,7 @@ def test_dictionaries_of_observations(normalized, tmp_path):
     envs = DummyVecEnv([Parts] * N)
     envs = VecNormalize(envs, norm_obs_keys=["place"]) if normalized else envs
     model = PPO("MultiInputPolicy", envs, n_steps=STEPS, batch_size=20, n_epochs=1, seed=0)
-    reward = add_reward(model, "deir", **SMALL)
+    reward = add_reward(model, "deir", **MODEL)
     model.learn(2 * STEPS * N)
     assert reward.figures["intrinsic_reward_std"] > 0
     model.save(tmp_path / "agent")

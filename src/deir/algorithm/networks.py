@@ -282,7 +282,9 @@ class PartsEncoder(Encoder):
         """Each encoder with its part [B, *part] of the rows [B, bytes]."""
         for encoder, part, place in zip(self.encoders, self.space.parts.values(), self.space.places, strict=True):
             dtype = torch.uint8 if part.dtype == np.uint8 else torch.float32
-            yield encoder, rows[:, place].contiguous().view(dtype).view(-1, *part.shape)
+            # a slice of a single row counts as contiguous and would keep strides that are no multiple of a float
+            own = rows[:, place].clone(memory_format=torch.contiguous_format)
+            yield encoder, own.view(dtype).view(-1, *part.shape)
 
 
 def encoder_kind(wanted: str, space: spaces.Space[Any], images: str) -> str:
