@@ -141,7 +141,7 @@ OURS: dict[str, OurSuite] = {
             "env.n_envs": 32,
             "ppo.rollout_steps": 64,
             "ppo.epochs": 3,
-            "ppo.learning_rate": 1.5e-3,
+            "ppo.learning_rate": 5e-4,
             "ppo.advantage_momentum": 0.5,
             "checkpoint.every": 40,  # as many frames as ten rollouts of Table A1
         },
