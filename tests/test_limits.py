@@ -285,6 +285,7 @@ def test_numbers_without_end_in_a_log_are_no_rows(tmp_path):
     log = tmp_path / "progress.csv"
     for last in ("9" * 6000 + ",1", "3,-1", "3,inf", "3,nan", "3," + "9" * 200_000):
         log.write_text(f"iteration,frames\n1,8\n2,16\n{last}\n")
-        assert frames_done(log) == 16 and len(read_rows(log)) == 2
+        assert len(read_rows(log)) == 2
+        assert frames_done(log) == (16 if len(last) < 10_000 else None)  # which looks at the end of a file only
     log.write_text("a,b\n1,2\n")
     assert frames_done(log) is None
