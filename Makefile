@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench mutants setup setup-dev lint clean
+.PHONY: demo test bench faults mutants setup setup-dev lint clean
 
 demo: .venv/installed
 	$(BIN)/deir train --env MiniGrid-DoorKey-8x8-v0 --target-return 0.9
@@ -12,6 +12,9 @@ test: .venv/installed-dev lint
 
 bench: .venv/installed-dev
 	$(BIN)/deir bench --whole-run --peers --curves variants environments length queue
+
+faults: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --jobs 2
 
 # Faults put into the algorithm, to see which no test notices: make mutants MODULES="ppo rollout". Takes hours for all.
 mutants: .venv/installed-dev

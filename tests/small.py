@@ -3,6 +3,7 @@
 from typing import Any
 
 SMALL: dict[str, Any] = {
+    "preset": "minigrid",  # a small learning rate: rounding stays rounding
     "env": {"id": "DoorKey-5x5", "n_envs": 4, "layout_worker": False},
     "ppo": {"rollout_steps": 32, "minibatch_size": 64, "epochs": 1},
     "reward": {"minibatch_size": 64, "epochs": 1},
@@ -24,7 +25,7 @@ MODEL = {"minibatch_size": 32, "epochs": 1, "network": {"features": 16, "hidden"
 def small(**changes: Any) -> dict[str, Any]:
     """`SMALL` with `changes` laid over it; an environment of another name brings all its options itself."""
     other = changes.get("env", {}).get("id", SMALL["env"]["id"]) != SMALL["env"]["id"]
-    kept = {**SMALL, "env": {"n_envs": SMALL["env"]["n_envs"]}} if other else SMALL
+    kept = {**SMALL, "preset": "auto", "env": {"n_envs": SMALL["env"]["n_envs"]}} if other else SMALL
     return laid_over(kept, changes)
 
 

@@ -56,7 +56,6 @@ LONG = {  # to be divided
     "deir.experiments.report.analysis",
     "deir.fast.loops",
     "deir.plugin.arrays",
-    "deir.runs.run",
 }
 LONGEST_FILE, LONGEST_FUNCTION, ROOT_MODULES = 300, 60, 10
 

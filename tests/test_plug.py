@@ -1,6 +1,7 @@
 """A reward for any loop: the numbers of `deir train`, whatever arrays it is fed."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from builders import ACTIONS, SPACE, random_episodes
 from deir.algorithm.reward_model import RewardScale
 from deir.algorithm.rewards import METHODS
 from deir.algorithm.trainer import Trainer
-from deir.errors import UserError
+from deir.errors import TrainingDiverged, UserError
 from deir.plugin.reward import Reward
 from deir.runs.run import configure
 from small import MODEL
@@ -423,3 +424,81 @@ def test_wrong_dictionaries_are_told_by_part():
         made("deir", PARTS).compute({**observations, "picture": observations["picture"][..., :20]}, *rest)
     with pytest.raises(UserError, match=r"observation_space\['word'\]: got Text"):
         made("deir", spaces.Dict({"word": spaces.Text(5)}))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda reward: pickle.loads(pickle.dumps(reward))])
+def test_a_copy_goes_on_as_the_original_does(copied):
+    """With parameters, optimiser and memories of its own."""
+    reward = made(space=VECTOR)
+    reward.compute(*vectors(0))
+    reward.update()
+    other = copied(reward)
+    for seed in (1, 2):
+        ours, theirs = reward.compute(*vectors(seed)), other.compute(*vectors(seed))
+        np.testing.assert_array_equal(ours, theirs)
+        assert reward.update() == other.update()
+    reward.compute(*vectors(3))
+    reward.update()
+    before = other.state_dict()["stage"]["reward"]
+    assert all(
+        torch.equal(before[name], value) for name, value in copied(other).state_dict()["stage"]["reward"].items()
+    )
+
+
+def test_after_a_divergence_it_says_so_until_a_sound_state_is_loaded():
+    reward = made(space=VECTOR)
+    sound = reward.state_dict()
+    next(iter(reward.stage.reward.parameters())).data.fill_(float("nan"))
+    reward.compute(*vectors())
+    with pytest.raises(TrainingDiverged):
+        reward.update()
+    with pytest.raises(TrainingDiverged, match=r"has diverged \(the reward model loss is nan\).*load_state_dict"):
+        reward.compute(*vectors(1))
+    with pytest.raises(TrainingDiverged, match="has diverged"):
+        copy.deepcopy(reward).compute(*vectors(1))
+    reward.load_state_dict(sound)
+    assert np.isfinite(reward.compute(*vectors(1))).all()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_learns_whatever_mode_the_loop_is_in(mode):
+    usual = made(space=VECTOR)
+    expected = usual.compute(*vectors()), usual.update()
+    with mode():
+        reward = made(space=VECTOR)
+        observations, *rest = vectors()
+        found = reward.compute(torch.from_numpy(observations).clone(), *rest), reward.update()
+    np.testing.assert_array_equal(found[0].numpy(), expected[0])
+    assert found[1] == expected[1]
+
+
+def test_odd_numbers_are_told_or_understood():
+    observations, actions, *ends = vectors()
+    expected = made(space=VECTOR).compute(observations, actions, *ends)
+    swapped = observations.astype(">f4"), actions.astype(">i8"), *ends
+    np.testing.assert_array_equal(made(space=VECTOR).compute(*swapped), expected)
+    huge = observations.astype(np.float64)
+    huge[2, 1, 3] = 1e300
+    with pytest.raises(UserError, match=r"observations: got 1e\+300 at index \(2, 1, 3\).*float32"):
+        made(space=VECTOR).compute(huge, actions, *ends)
+    with pytest.raises(UserError, match=r"observations: got float128|observations: got longdouble"):
+        made(space=VECTOR).compute(observations.astype(np.longdouble), actions, *ends)
+    with pytest.raises(UserError, match=r"observation_space: .*at least one part"):
+        made(space=spaces.Dict({}))
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad"),
+    [
+        (spaces.MultiDiscrete([3, 2]), (0, 1), (2, 2)),
+        (spaces.MultiDiscrete([3, 2], start=[1, 5]), (1, 5), (0, 5)),
+        (spaces.MultiBinary(2), (0, 1), (0, 2)),
+    ],
+)
+def test_counted_actions_out_of_range_are_told(space, good, bad):
+    observations, _, *ends = vectors()
+    reward = deir.make_reward("icm", VECTOR, space, N, **MODEL)
+    assert np.isfinite(reward.compute(observations, np.tile(good, (T, N, 1)), *ends)).all()
+    reward.update()
+    with pytest.raises(UserError, match=r"actions: got values from .* expected those of Multi"):
+        reward.compute(observations, np.tile(bad, (T, N, 1)), *ends)

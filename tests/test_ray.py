@@ -68,7 +68,7 @@ def test_the_same_file_as_without_ray(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(RayEngine, "close", lambda self: None)  # the fixture's Ray serves the other tests too
     file = written(tmp_path / "file.yaml", envs=["Empty-5x5", {"broken": {"id": "broken:make"}}], seeds=[0])
-    assert sweep(str(file), "--engine", "ray", "--out", str(tmp_path / "out"), "--retries", "0") == 1
+    assert sweep(str(file), "--engine", "ray", "--out", str(tmp_path / "out"), "--retries", "0", "--trust") == 1
     told = capsys.readouterr().out
     assert "finished  Empty-5x5/none/seed0  512 / 512 frames" in told
     assert "FAILED    broken/none/seed0" in told

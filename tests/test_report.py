@@ -2,6 +2,8 @@
 
 import csv
 import math
+import os
+import shutil
 import sys
 
 import numpy as np
@@ -254,6 +256,32 @@ def test_an_out_with_other_things_is_refused(tmp_path, monkeypatch, capsys):
         report_on(monkeypatch, tmp_path / "run", "--out", out)
     assert stopped.value.code == 2 and "thesis.tex" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_a_report_whose_writer_is_killed_is_the_old_one_or_the_new_one(tmp_path, monkeypatch, renames):
+    """The runs may be gone by now, and its curves.csv the only copy."""
+    make_run(tmp_path / "runs" / "seed0", [0.1, 0.2])
+    out, table = tmp_path / "out", str(tmp_path / "out" / "curves.csv")
+    report_on(monkeypatch, str(tmp_path / "runs"), "--out", str(out), "--no-figures")
+    shutil.rmtree(tmp_path / "runs")
+    child = os.fork()
+    if child == 0:
+        rename, left = os.rename, [renames]
+
+        def dying(*args, **options):
+            left[0] -= 1
+            if not left[0]:
+                os._exit(9)
+            rename(*args, **options)
+
+        os.rename = dying
+        report_on(monkeypatch, table, "--out", str(out), "--no-figures")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    report_on(monkeypatch, table, "--out", str(out), "--no-figures")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert len(read_all([out])[0][0].frames) == 2
 
 
 def test_a_report_is_not_replaced_by_one_without_its_runs(tmp_path, monkeypatch, capsys):

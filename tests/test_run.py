@@ -18,7 +18,8 @@ from deir.algorithm.reward_model import check_finite
 from deir.algorithm.trainer import Trainer
 from deir.errors import TrainingDiverged, UserError
 from deir.runs import checkpoint, run
-from deir.runs.run import FIRST_COLUMNS, configure
+from deir.runs.progress import FIRST_COLUMNS
+from deir.runs.run import configure
 from small import laid_over
 from small import small as small_settings
 

@@ -19,11 +19,12 @@ from deir.experiments.report.curves import read_all
 from deir.experiments.sweep.command import Sweep, command_of, estimate
 from deir.experiments.sweep.engines import LocalEngine
 from deir.experiments.sweep.grid import make_grid
-from deir.experiments.sweep.jobs import Job, last_row, read_rows
+from deir.experiments.sweep.jobs import Job
 from deir.experiments.sweep.live_table import SweepBoard
 from deir.experiments.sweep.scheduler import Board, Run, run_all
 from deir.files import held, only_writer
 from deir.runs import run
+from deir.runs.progress import last_row, read_rows
 
 OVERRIDES = {
     "env": {"n_envs": 4, "layout_worker": False},
@@ -251,7 +252,7 @@ def test_a_run_that_cannot_be_done_is_tried_again_then_reported_while_the_others
     monkeypatch.syspath_prepend(str(tmp_path))
     file, out = tmp_path / "file.yaml", tmp_path / "out"
     written(file, envs=[{"broken": {"id": "broken:make"}}, "Empty-5x5"], seeds=[0])
-    assert sweep(str(file), "--out", str(out), "--retries", "1", "--jobs", "2") == 1
+    assert sweep(str(file), "--out", str(out), "--retries", "1", "--jobs", "2", "--trust") == 1
     told = capsys.readouterr().out
     assert told.count("started   broken") == 2
     assert "tried again" in told

@@ -210,3 +210,17 @@ def test_an_interrupted_study_goes_on_prunes_and_writes_its_results(tmp_path, ca
 
     assert tune(*command(file, out)) == 0  # nothing is left to do
     assert trials(out) == rows
+
+
+def test_runs_of_other_parameters_are_never_taken_over(tmp_path, capsys):
+    """The database is gone, the range is another one, --out is the same."""
+    changes = {"steps": 256 * 2, "n_trials": 1, "pruner": {"kind": "none"}}
+    file, out = tmp_path / "tiny.yaml", tmp_path / "study"
+    file.write_text(yaml.safe_dump({**FILE, **changes, "search": {"env.max_steps": [60]}}))
+    assert tune(*command(file, out)) == 0
+    best = (out / "best.yaml").read_text()
+    (out / "study.db").unlink()
+    file.write_text(yaml.safe_dump({**FILE, **changes, "search": {"env.max_steps": [50]}}))
+    assert tune(*command(file, out)) == 2
+    assert "trial 0: env.max_steps: the run in" in capsys.readouterr().err
+    assert (out / "best.yaml").read_text() == best

@@ -21,6 +21,7 @@ from deir.envs.spaces import PackedBox
 from deir.errors import UserError
 from deir.plugin.reward import Embeddings, Reward
 from deir.runs import checkpoint, run
+from deir.runs.directory import RunDirectory
 from deir.seeding import torch_generator
 
 
@@ -72,22 +73,33 @@ class Agent:
         return np.asarray(observations)
 
 
-def load(path: str | Path) -> Agent:
-    """The agent of a run directory, at its last whole checkpoint."""
-    return _load(path, AutoresetMode.SAME_STEP, None)
+def load(path: str | Path, trust: bool = False) -> Agent:
+    """The agent of a run directory, at its last whole checkpoint.
+
+    `trust`: whether code that the run names, as module:factory or package.module:Class, may be imported.
+    """
+    return _load(path, AutoresetMode.SAME_STEP, None, trust)
 
 
-def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None) -> Agent:
-    directory = run.RunDirectory.existing(Path(path), "run")
-    config = run.load_config(directory.path)
-    state, _, _ = checkpoint.load_latest(directory.checkpoints)
+def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None, trust: bool) -> Agent:
+    directory = RunDirectory.existing(Path(path), "run")
+    config = run.load_config(directory.path, trust=trust)
+    run.validate(replace(config, device="cpu"))  # an agent acts here, wherever it was trained
     envs = make_envs(config.env, config.seed)
     try:
         spaces = envs.observation_space, envs.action_space
     finally:
         envs.close()
     policy = Policy(*spaces, config.network)
-    policy.load_state_dict(state["policy"])
+
+    def accept(found: checkpoint.Found) -> None:
+        try:
+            policy.load_state_dict(found.state["policy"])
+        except Exception as error:  # a state of another network can fail in any way
+            raise checkpoint.UnfitCheckpoint(f"{found.path} does not fit the run's configuration: {error}") from None
+
+    state, source, complaints = checkpoint.load_latest(directory.checkpoints, accept)
+    checkpoint.tell(complaints, source)
 
     def reward() -> Reward:
         env = replace(config.env, n_envs=n_envs or config.env.n_envs)
@@ -101,10 +113,13 @@ def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None) -> Ag
 
 
 def load_reward(
-    path: str | Path, n_envs: int | None = None, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP
+    path: str | Path,
+    n_envs: int | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+    trust: bool = False,
 ) -> Reward:
     """The reward of a run directory, trained as far as its last whole checkpoint, to go on with in another loop.
 
-    `n_envs`: of that loop; as many as the run had when not given.
+    `n_envs`: of that loop; as many as the run had when not given. `trust`: as of `load`.
     """
-    return _load(path, autoreset_mode, n_envs).reward
+    return _load(path, autoreset_mode, n_envs, trust).reward

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from deir.agent import Agent, load, load_reward
 from deir.config import Config
 from deir.runs import run
+from deir.runs.directory import RunDirectory
 
 __all__ = ["Agent", "TrainResult", "draw_curve", "load", "load_reward", "train"]
 
@@ -42,7 +43,7 @@ def draw_curve(path: Path, config: Config) -> None:
     """learning_curve.png of a run, and maps.png where it has maps."""
     from deir.experiments.report.figures import exploration_maps, learning_curve
 
-    directory, title = run.RunDirectory(path), f"{config.method} on {config.env.id}, seed {config.seed}"
+    directory, title = RunDirectory(path), f"{config.method} on {config.env.id}, seed {config.seed}"
     learning_curve(directory.progress, directory.figure, title)
     if directory.maps.is_file():
         exploration_maps(directory.maps, directory.maps.with_suffix(".png"), title)

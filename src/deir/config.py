@@ -12,20 +12,22 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import tyro
 import yaml
 
-from deir.errors import UserError, invalid, unknown
-from deir.files import write_whole
+from deir.errors import UserError, invalid, shortened, unknown
 
 T = TypeVar("T")
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
+YAML_CHARACTERS, YAML_ENTRIES, YAML_DEPTH = 2_000_000, 100_000, 32
 
 
 def parse_count(text: str | int) -> int:
     """'200k' -> 200000, '2M' -> 2000000, '1e6' -> 1000000."""
-    raw = str(text).strip().lower().replace("_", "").replace(",", "")
-    scale = _SUFFIXES.get(raw[-1:], 1)
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
     try:
+        raw = str(text).strip().lower().replace("_", "").replace(",", "")
+        scale = _SUFFIXES.get(raw[-1:], 1)
         value = float(raw[:-1] if scale > 1 else raw) * scale
-    except ValueError:
+    except (ValueError, RecursionError):
         raise invalid("steps", text, "a number of frames such as 200000, 200k or 2M") from None
     if not value.is_integer() or value < 1:
         raise invalid("steps", text, "a whole number of frames above 0, such as 200k")
@@ -296,7 +298,7 @@ def merge(config: T, overrides: dict[str, Any], where: str = "") -> T:
     for key, value in overrides.items():
         path = f"{where}{key}"
         if key not in names:
-            raise unknown(f"configuration key {path!r}", str(key), names)
+            raise unknown(f"configuration key {shortened(path)}", shortened(key).strip("'"), names)
         current = getattr(config, key)
         if dataclasses.is_dataclass(current):
             if not isinstance(value, dict):
@@ -319,15 +321,14 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
         options = [h for h in get_args(hint) if h is not type(None)]
         return None if value is None else _coerce(value, options[0], path)
     if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise unknown(path, str(value), map(str, get_args(hint)))
+        if not isinstance(value, str) or value not in get_args(hint):
+            text = value if isinstance(value, str) else shortened(value)
+            raise unknown(path, text, map(str, get_args(hint)))
         return value
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):  # YAML reads 3e-4 as text
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
-            return float(value)
-        except ValueError:
+            return float(value)  # also of a text: YAML reads 3e-4 so
+        except (ValueError, OverflowError):
             pass
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
@@ -336,11 +337,15 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
 
 def load_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text())
+        with path.open(encoding="utf-8") as file:
+            text = file.read(YAML_CHARACTERS + 1)
     except FileNotFoundError:
         raise invalid("config", str(path), "an existing YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+    except (UnicodeDecodeError, IsADirectoryError) as error:
         raise UserError(f"config: {path} is not a YAML file: {error}") from None
+    if len(text) > YAML_CHARACTERS:
+        raise UserError(f"config: {path} is too long, expected a YAML file of at most {YAML_CHARACTERS:,} characters")
+    tree = parse_yaml(text, f"config: {path}")
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -348,5 +353,30 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def save_yaml(config: Config, path: Path) -> None:
-    write_whole(path, yaml.safe_dump(to_dict(config), sort_keys=False))
+def parse_yaml(text: str, where: str) -> Any:
+    """Plain data of a YAML text; whatever is wrong with it is one message."""
+    try:
+        tree = yaml.safe_load(text)
+        if _entries(tree, YAML_DEPTH) > YAML_ENTRIES:
+            raise UserError(f"{where}: too large, expected at most {YAML_ENTRIES:,} entries, those of aliases included")
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply, expected at most {YAML_DEPTH} levels") from None
+    except UserError:
+        raise
+    except Exception as error:  # its constructors let Python's own errors through, such as those of a wrong date
+        raise UserError(f"{where} is not a YAML file: {shortened(str(error))[1:-1]}") from None
+    return tree
+
+
+def _entries(tree: Any, depth: int) -> int:
+    """How many values a tree has once its aliases are written out; stops counting where it is too many."""
+    if not isinstance(tree, (dict, list, set, tuple)):
+        return 1
+    if depth == 0:
+        raise RecursionError
+    total = 1
+    for entry in tree.values() if isinstance(tree, dict) else tree:
+        total += _entries(entry, depth - 1)
+        if total > YAML_ENTRIES:
+            break
+    return total

@@ -1,13 +1,18 @@
-"""Things named as module:attribute, such as a user's environment or reward."""
+"""Code that is named as module:attribute, such as a user's environment or reward: what is imported, and from where."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from collections.abc import Collection
+from pathlib import Path
 from types import ModuleType
 
-from deir.errors import UserError
+from deir.errors import UserError, shortened
+
+PROCGEN = "procgen:"
+"""Names of environments that begin so are names of games, not of modules."""
 
 
 def import_named(field: str, name: str, expected: str) -> ModuleType:
@@ -17,7 +22,44 @@ def import_named(field: str, name: str, expected: str) -> ModuleType:
     module = name.partition(":")[0]
     try:
         return importlib.import_module(module)
-    except (ImportError, TypeError, ValueError) as error:
+    except (ImportError, TypeError, ValueError, SyntaxError) as error:
         raise UserError(
             f"{field}: module {module!r} of {name!r} cannot be imported ({error}); expected {expected}"
         ) from None
+
+
+def names_code(field: str, name: str) -> bool:
+    """Whether a task (`field` env) or method of this name is imported from a module that is not ours."""
+    return ":" in name and not (field == "env" and name.startswith(PROCGEN))
+
+
+def check_trusted(env: str, method: str, source: Path | str, trust: bool | Collection[str] = ()) -> None:
+    """Refuses a configuration out of a file that names code, which would be run, unless the user names it too.
+
+    `trust`: True, or the names that the user gave.
+    """
+    for field, name in (("env", env), ("method", method)):
+        if trust is True or not names_code(field, name) or (trust and name in trust):
+            continue
+        raise UserError(
+            f"{field}: {source} names code, {shortened(name)}, which is not run unless you ask for it: expected the "
+            f"same name on the command line (--{field}), or --trust (from Python trust=True) if you trust the file"
+        )
+
+
+def search_path() -> list[str]:
+    """Where this process looks for modules, but in the working directory last: what lies there shadows nothing."""
+    here = os.getcwd()
+    places = [place or here for place in sys.path]
+    return [*(place for place in places if place != here), *([here] if here in places else [])]
+
+
+def python(module: str, function: str, path: list[str] | None = None) -> list[str]:
+    """The command of a Python that calls `module.function`. Words after it are sys.argv[1:] there.
+
+    `path`: where to look for modules; what a Python looks at by itself, and where this package is, when not given. The
+    working directory is never first (-P): a zlib.py that lies there must not be run in place of Python's own.
+    """
+    home = str(Path(__file__).parent.parent)
+    set_path = f"sys.path.append({home!r})" if path is None else f"sys.path[:] = {path!r}"
+    return [sys.executable, "-P", "-c", f"import sys; {set_path}; from {module} import {function}; {function}()"]

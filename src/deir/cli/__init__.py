@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +14,10 @@ import tyro
 
 from deir.config import Config, flatten, load_yaml, to_dict
 from deir.errors import UserError, invalid, unknown
-from deir.runs.display import Display, error
-from deir.runs.options import named_over, peek, without
+from deir.imports import check_trusted
+from deir.runs.display import Display
+from deir.runs.options import named_over, peek, trusted, without
+from deir.runs.stopping import run_command
 
 USAGE = """deir: train agents that explore.
 
@@ -46,6 +48,8 @@ class Train(Config):
     """Several runs, one for each seed: 0-3, or 1,5,7."""
     jobs: int = 1
     """With --seeds: runs at the same time, one thread each."""
+    trust: bool = False
+    """Import code that --config or the resumed run names (module:factory, package.module:Class)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Evaluate:
     """Episodes on the film."""
     json: bool = False
     """Print the figures as JSON."""
+    trust: bool = False
+    """Import code that the run names (module:factory, package.module:Class)."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,11 @@ def _parse_train(argv: list[str]) -> Train:
         raise UserError(f"train: got {argv[0]!r}, expected options; for a task type: deir train --env {argv[0]}")
     found = peek(argv)
     if found.resume:
-        base = load_config(Path(found.resume), "resume")
+        base = load_config(Path(found.resume), "resume", trusted(found))
     else:
         overrides: dict[str, Any] = load_yaml(Path(found.config)) if found.config else {}
         base = configure(named_over(overrides, found))
+        check_trusted(base.env.id, base.method, found.config, trusted(found))
         argv = without(argv, "--preset")  # resolved: `auto` on the command line must not come back
     default = Train(**{f.name: getattr(base, f.name) for f in dataclasses.fields(Config)})
     return tyro.cli(Train, args=argv, default=default, prog="deir train")
@@ -106,13 +113,18 @@ def train(argv: list[str]) -> None:
     from deir.runs import run
 
     if args.seeds:
-        _train_seeds(args, config)
+        from deir.experiments.sweep.seeds import train_seeds
+
+        if args.resume:
+            raise UserError("seeds: --resume goes on with one run; leave --seeds out")
+        train_seeds(config, args.seeds, args.jobs, args.out)
         return
     if args.resume:
-        changes = _changes(run.load_config(args.resume, "resume"), config)
+        trust = args.trust or (config.env.id, config.method)  # those it was parsed with
+        changes = _changes(run.load_config(args.resume, "resume", trust), config)
         with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
             done = run.frames_done(args.resume)
-            path, row = _guarded(lambda: run.resume(args.resume, changes, display), args.resume)  # type: ignore[arg-type]
+            path, row = _guarded(lambda: run.resume(args.resume, changes, display, trust), args.resume)  # type: ignore[arg-type]
         _finish(config, path, row, done)
     else:
         run.validate(config)
@@ -125,45 +137,16 @@ def train(argv: list[str]) -> None:
         _finish(config, path, row)
 
 
-def _train_seeds(args: Train, config: Config) -> None:
-    """Single-thread runs side by side waste nothing on balance between threads."""
-    from deir.experiments.sweep.engines import LocalEngine
-    from deir.experiments.sweep.jobs import Job, parse_seeds
-    from deir.experiments.sweep.live_table import SweepBoard
-    from deir.experiments.sweep.scheduler import run_all
-    from deir.runs import run
-
-    if args.resume:
-        raise UserError("seeds: --resume goes on with one run; leave --seeds out")
-    engine = LocalEngine(args.jobs)
-    run.validate(config)
-    config = dataclasses.replace(config, threads=config.threads or 1)
-    wanted = [dataclasses.replace(config, seed=seed) for seed in parse_seeds(args.seeds or "")]
-    places = [args.out / f"seed{c.seed}" if args.out else run.default_directory(c) for c in wanted]
-    for place in places:
-        run.check_vacant(place)
-    begin = time.perf_counter()
-    jobs = [Job(c, place) for c, place in zip(wanted, places, strict=True)]
-    with SweepBoard(Path.cwd()) as board:
-        runs = run_all(jobs, engine, board=board)
-    frames = sum(run.frames_done(job.out) or 0 for job in jobs)
-    seconds = time.perf_counter() - begin
-    print(f"{frames:,} frames in {seconds:.0f} s: {frames / seconds:,.0f} frames/s in total")
-    failed = [r.job for r in runs if r.status == "failed"]
-    if failed:
-        raise UserError(f"{len(failed)} runs failed: {', '.join(str(job.log) for job in failed)} tells why")
-    if any(r.status == "stopped" for r in runs):
-        print("interrupted; each run goes on with: deir train --resume RUN", file=sys.stderr)
-        raise SystemExit(130)
-
-
 def _guarded(job: Any, path: Path) -> Any:
+    from deir.runs.directory import RunDirectory
     from deir.runs.run import Interrupted
 
     try:
         return job()
     except (Interrupted, KeyboardInterrupt):
-        print(f"\ninterrupted; go on with: deir train --resume {path}", file=sys.stderr)
+        begun = RunDirectory(path).config.is_file()
+        told = f"go on with: deir train --resume {path}" if begun else "the run had not begun"
+        print(f"\ninterrupted; {told}", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -197,15 +180,17 @@ def _finish(config: Config, path: Path, row: dict[str, Any], resumed_at: int | N
 
 def evaluate(argv: list[str]) -> None:
     args = tyro.cli(Evaluate, args=argv, prog="deir evaluate")
-    if args.episodes < 1:
-        raise invalid("episodes", args.episodes, "a whole number above 0")
     from deir.api import load
+    from deir.runs.ranges import check_count
+
+    for name, least in (("episodes", 1), ("video_episodes", 1), ("seed", 0)):
+        check_count(name, getattr(args, name), least)
     from deir.runs.evaluate import check_video_path, record_video
     from deir.runs.evaluate import evaluate as play_episodes
 
     if args.video:
         check_video_path(args.video)
-    agent = load(args.run)
+    agent = load(args.run, args.trust)
     figures = play_episodes(agent, args.episodes, args.greedy, args.seed).figures()
     if args.json:
         print(json.dumps({"run": str(args.run), "env": agent.config.env.id, "greedy": args.greedy, **figures}))
@@ -278,6 +263,12 @@ COMMANDS = {
 }
 
 
+def _find(command: str) -> Callable[[list[str]], None]:
+    if command not in COMMANDS:
+        raise unknown("command", command, COMMANDS)
+    return COMMANDS[command]
+
+
 def main() -> None:
     argv = sys.argv[1:]
     if not argv or argv[0] in ("-h", "--help"):
@@ -288,12 +279,4 @@ def main() -> None:
 
         print(f"deir {version('deir')}")
         return
-    try:
-        if argv[0] not in COMMANDS:
-            raise unknown("command", argv[0], COMMANDS)
-        COMMANDS[argv[0]](argv[1:])
-    except UserError as mistake:
-        error(str(mistake))
-        raise SystemExit(2) from None
-    except BrokenPipeError:
-        raise SystemExit(141) from None
+    run_command(lambda: _find(argv[0])(argv[1:]))

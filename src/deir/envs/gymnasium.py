@@ -23,7 +23,7 @@ from deir.config import EnvConfig
 from deir.envs.base import EnvStep
 from deir.envs.minigrid.missions import MISSIONS
 from deir.envs.observations import add_noise, invisible_obstacles
-from deir.envs.spaces import ActionLayout, ObservationLayout
+from deir.envs.spaces import LARGEST_FLOAT, ActionLayout, ObservationLayout, fits_float32
 from deir.errors import UserError, invalid, unknown
 from deir.imports import import_named
 
@@ -290,6 +290,7 @@ class GymnasiumEnvs:
         raw, raw_rewards, raw_terminated, raw_truncated, infos = self._vector.step(self._actions.native(actions))
         dummy = self._ended  # [N]
         rewards = np.where(dummy, 0.0, np.asarray(raw_rewards, np.float64))
+        self._check_rewards(rewards)
         if not self._config.time_penalty:
             rewards[rewards > 0] = 1.0
         terminated = np.asarray(raw_terminated, np.bool_) & ~dummy
@@ -313,6 +314,15 @@ class GymnasiumEnvs:
             final_indices=indices,
             final_observations=finals,
         )
+
+    def _check_rewards(self, rewards: NDArray[np.float64]) -> None:
+        """Named here, where it comes from: later it would only be a loss that is not finite."""
+        bad = np.flatnonzero(~fits_float32(rewards))
+        if len(bad):
+            raise UserError(
+                f"env: {self._name} gave the reward {rewards[bad[0]]} in environment {bad[0]}, expected a finite "
+                f"number of at most {LARGEST_FLOAT:.3g}"
+            )
 
     def _reset_within_step(
         self, raw: Any, infos: dict[str, Any], indices: NDArray[np.int64]

@@ -18,8 +18,9 @@ from deir.config import EnvConfig
 from deir.envs.base import EnvStep
 from deir.envs.gymnasium import env_seeds
 from deir.errors import UserError, invalid, unknown
+from deir.imports import PROCGEN
 
-PREFIX = "procgen:"
+PREFIX = PROCGEN
 _LARGEST_LEVEL = 2**31 - 1
 _INSTALL = "pip install 'deir[procgen]'"
 

@@ -24,6 +24,7 @@ OBSERVATIONS = (
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
 SMALLEST_PICTURE = 16  # a smaller Box of 2 dimensions that is not of bytes is a stack of vectors
 LARGEST_COUNT = 4096  # numbers a one-hot vector may have
+LARGEST_FLOAT = float(np.finfo(np.float32).max)  # networks compute with such numbers
 
 Path = tuple[Any, ...]  # keys that lead to a part of a nested observation
 Convert = Callable[[NDArray[Any]], NDArray[Any]]  # raw values [N, …] -> [N, *part]
@@ -88,8 +89,8 @@ class _Part(NamedTuple):
 class ObservationLayout:
     """How the raw observations of a space become [N, *obs] arrays of `space`."""
 
-    def __init__(self, parts: list[_Part]) -> None:
-        self._parts = parts
+    def __init__(self, parts: list[_Part], name: str) -> None:
+        self._parts, self.name = parts, name
         self.names = [".".join(map(str, part.path)) for part in parts]
         self.parts = {name: part.space for name, part in zip(self.names, parts, strict=True)}
         self.space: spaces.Box = parts[0].space if len(parts) == 1 else PackedBox(self.parts)
@@ -117,7 +118,7 @@ class ObservationLayout:
                 parts.append(_Part(path, *texts[path[0]]))
         if not parts:
             raise _unseen(space, name)
-        return cls(parts)
+        return cls(parts, name)
 
     def with_change(self, space: spaces.Box, change: Convert) -> ObservationLayout:
         """The same with a `change` of the first part, which is then of `space`."""
@@ -126,11 +127,11 @@ class ObservationLayout:
         def convert(raw: NDArray[Any]) -> NDArray[Any]:
             return change(first.convert(raw))
 
-        return ObservationLayout([_Part(first.path, space, convert), *rest])
+        return ObservationLayout([_Part(first.path, space, convert), *rest], self.name)
 
     def batch(self, raw: Any) -> NDArray[Any]:
         """Raw observations of all environments -> a new array [N, *obs], since the raw ones may be overwritten."""
-        return self._join([part.convert(np.asarray(_at(raw, part.path))) for part in self._parts])
+        return self._join([self._converted(part, np.asarray(_at(raw, part.path))) for part in self._parts])
 
     def rows(self, raw: Any, indices: NDArray[np.int64]) -> NDArray[Any]:
         """[K, *obs] of chosen environments; `raw` is one batch or an object array of single observations."""
@@ -140,12 +141,31 @@ class ObservationLayout:
             values = [[_at(raw[i], part.path) for i in indices] for part in self._parts]
         else:
             values = [[_at(raw, part.path)[i] for i in indices] for part in self._parts]
-        return self._join([part.convert(np.stack(rows)) for part, rows in zip(self._parts, values, strict=True)])
+        return self._join(
+            [self._converted(part, np.stack(rows)) for part, rows in zip(self._parts, values, strict=True)]
+        )
+
+    def _converted(self, part: _Part, raw: NDArray[Any]) -> NDArray[Any]:
+        """Refuses NaN and infinity here, where they come from: later they would only be a loss that is not finite."""
+        if raw.dtype.kind == "f" and not fits_float32(raw).all():
+            index = tuple(int(i) for i in np.argwhere(~fits_float32(raw))[0])
+            where = f" {'.'.join(map(str, part.path))!r}" if part.path else ""
+            raise UserError(
+                f"env: {self.name} gave an observation{where} that is not finite: {raw[index]} at {index[1:]}, "
+                f"expected numbers of at most {LARGEST_FLOAT:.3g}"
+            )
+        return part.convert(raw)
 
     def _join(self, parts: list[NDArray[Any]]) -> NDArray[Any]:
         if not isinstance(self.space, PackedBox):
             return parts[0]
         return self.space.pack(dict(zip(self.names, parts, strict=True)))
+
+
+def fits_float32(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of these are finite, and still are in float32."""
+    finite: NDArray[np.bool_] = np.isfinite(numbers)
+    return finite & (np.abs(numbers) <= LARGEST_FLOAT) if numbers.dtype.itemsize > 4 else finite
 
 
 def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:

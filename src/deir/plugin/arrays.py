@@ -94,7 +94,7 @@ class ObservationFormat:
         """[*leading, *given] -> [*leading, *obs], integers in their own dtype; a size with a name may be any."""
         tensor = as_tensor(field, value)
         check_shape(field, tensor, (*leading, *self.given.shape))
-        tensor = as_whole(field, tensor, self.dtype) if self.whole else as_finite(field, tensor).to(self.dtype)
+        tensor = as_whole(field, tensor, self.dtype) if self.whole else as_float(field, tensor)
         return self._ordered(tensor).contiguous()
 
     def codes(self, observations: Tensor) -> bool:
@@ -151,6 +151,8 @@ class PartsFormat:
 def observation_format(space: spaces.Space[Any], channels_first: bool | None) -> ObservationFormat | PartsFormat:
     if not isinstance(space, spaces.Dict):
         return ObservationFormat(space, channels_first)
+    if not space.spaces:
+        raise invalid("observation_space", space, "a Dict with at least one part")
     if channels_first is not None:
         raise invalid("channels_first", channels_first, "None for dictionaries: it is seen from each part's shape")
     return PartsFormat(space)
@@ -158,10 +160,13 @@ def observation_format(space: spaces.Space[Any], channels_first: bool | None) ->
 
 def as_tensor(field: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach()
+        return value.clone() if value.is_inference() else value.detach()  # the former cannot be learned from
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise UserError(f"{field}: got {type(value).__name__} of {array.dtype}, expected an array or tensor of numbers")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # as other machines write it
+    if array.dtype.itemsize > 8:
+        raise UserError(f"{field}: got {array.dtype}, expected numbers of at most 64 bits")
     array = array.view(np.int64) if array.dtype == np.uint64 else array
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
@@ -180,6 +185,17 @@ def as_finite(field: str, tensor: Tensor) -> Tensor:
         where = f"the first at index {tuple(bad[0].tolist())}"
         raise UserError(f"{field}: got {len(bad)} values that are not finite (NaN or infinite), {where}")
     return tensor
+
+
+def as_float(field: str, tensor: Tensor) -> Tensor:
+    """float32, as the networks compute; what is beyond its range is refused rather than made infinite."""
+    numbers = as_finite(field, tensor).float()
+    if not numbers.isfinite().all():
+        index = tuple((~numbers.isfinite()).nonzero()[0].tolist())
+        raise UserError(
+            f"{field}: got {tensor[index].item():g} at index {index}, expected numbers within float32's range (3.4e38)"
+        )
+    return numbers
 
 
 def as_whole(field: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -205,14 +221,17 @@ def read_flags(field: str, value: Any, shape: tuple[int, int]) -> Tensor:
 
 
 def read_actions(value: Any, shape: tuple[int, int], space: spaces.Space[Any]) -> Tensor:
-    """[T, N] for Discrete, counted from 0; [T, N, *action] otherwise"""
+    """[T, N] for Discrete; [T, N, *action] otherwise. What is counted is counted from 0."""
     tensor = as_tensor("actions", value)
     why = " as (T, N, *action), one step fewer than observations (T+1, N, *obs)"
     check_shape("actions", tensor, (*shape, *(space.shape or ())), why)
-    if not isinstance(space, spaces.Discrete):
-        return as_finite("actions", tensor.float()) if tensor.is_floating_point() else tensor.long()
-    actions = as_whole("actions", tensor, torch.int64) - int(space.start)
-    if bool(((actions < 0) | (actions >= int(space.n))).any()):
+    counts: Any = {spaces.Discrete: "n", spaces.MultiDiscrete: "nvec"}.get(type(space))
+    if counts is None and not isinstance(space, spaces.MultiBinary):
+        return as_float("actions", tensor) if tensor.is_floating_point() else tensor.long()
+    sizes = torch.as_tensor(getattr(space, counts) if counts else 2, device=tensor.device)
+    first = torch.as_tensor(getattr(space, "start", 0), device=tensor.device)
+    actions = as_whole("actions", tensor, torch.int64) - first
+    if bool(((actions < 0) | (actions >= sizes)).any()):
         raise UserError(f"actions: got values from {tensor.min()} to {tensor.max()}, expected those of {space}")
     return actions
 

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from deir.algorithm.networks import Encoder
 from deir.algorithm.reward_model import LocalStage, RewardScale
@@ -23,16 +23,9 @@ from deir.algorithm.rewards.base import between_rollouts
 from deir.algorithm.rewards.shared import TrajectoryModel
 from deir.algorithm.types import Metrics
 from deir.config import Config, RewardConfig, flatten, merge, to_dict
-from deir.errors import UserError, invalid, unknown
-from deir.plugin.arrays import (
-    Episodes,
-    ObservationFormat,
-    PartsFormat,
-    RolloutReader,
-    autoreset_mode,
-    observation_format,
-    read_flags,
-)
+from deir.errors import TrainingDiverged, UserError, invalid, unknown
+from deir.plugin.arrays import Episodes, RolloutReader, autoreset_mode, observation_format, read_flags
+from deir.plugin.encoder import GivenEncoder
 from deir.runs import checkpoint
 from deir.runs.presets import resolve
 from deir.runs.ranges import check, check_device
@@ -115,12 +108,15 @@ class Reward:
         """With the configuration of a `deir train` run it begins where that run began, to the last bit."""
         check(config)
         check_device(config.device)
+        self._made_with = observation_space, action_space, mode, channels_first, encoder
+        self._diverged = ""  # how, once it has
         self.config = replace(config, checkpoint=replace(config.checkpoint, max_queue_mb=WHOLE_QUEUE))
         form = observation_format(observation_space, channels_first)
         device = torch.device(config.device)
         self.reader = RolloutReader(form, action_space, config.env.n_envs, autoreset_mode(mode), device)
         given = encoder if encoder is None or isinstance(encoder, Encoder) else GivenEncoder(encoder, form, device)
-        with torch.random.fork_rng():  # the caller's random numbers stay as they were
+        # the caller's random numbers stay as they were, and what is made here can learn, whatever mode it is made in
+        with torch.random.fork_rng(), torch.inference_mode(False):
             self.stage = LocalStage(self.config, form.space, action_space, given)
         if self.stage.reads_policy and given is None:
             raise UserError(
@@ -151,16 +147,19 @@ class Reward:
         (t, n) to an observation. Where it is missing, that step earns nothing. `states` are names (or hashes) of the
         full states behind the observations, for the methods that count them.
         """
+        self._check_sound()
         needed = self.stage.reward.needs_states
         if needed != (states is not None):
             said = "is made from full states, expected whole numbers (T+1, N)" if needed else "reads none; leave it out"
             raise UserError(f"states: method {self.method!r} {said}")
-        rollout, self.episodes = self.reader.read(
-            self.episodes, observations, actions, terminated, truncated, final_observations, states
-        )
+        with torch.inference_mode(False):
+            rollout, episodes = self.reader.read(
+                self.episodes, observations, actions, terminated, truncated, final_observations, states
+            )
+            raw = self.stage.compute(rollout, self.scale.average)  # [T, N]
+            self.episodes = episodes
         if final_observations is None and self.reader.mode is AutoresetMode.SAME_STEP and not rollout.valid.all():
             warnings.warn(ENDS_UNKNOWN, stacklevel=2)
-        raw = self.stage.compute(rollout, self.scale.average)  # [T, N]
         rewards, genuine = self.scale(raw, rollout.valid), raw[rollout.valid]
         self.figures = {
             "intrinsic_reward_mean": float(genuine.mean()) if len(genuine) else 0.0,
@@ -172,7 +171,23 @@ class Reward:
         """Lets the model learn from what `compute` saw last. Figures to log; the intrinsic reward's are of raw ones."""
         if self.stage.rollout is None:
             raise UserError("update: nothing to learn from; call compute() first, once before each update()")
-        return {**self.figures, **self.stage.finish_update()}
+        try:
+            with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller's loop is in
+                return {**self.figures, **self.stage.finish_update()}
+        except TrainingDiverged as error:
+            self._diverged = str(error)
+            raise
+
+    def _check_sound(self) -> None:
+        if self._diverged:
+            raise TrainingDiverged(
+                f"the reward model has diverged ({self._diverged}): go on from a saved state with load_state_dict(), "
+                "or make a new reward with a smaller learning_rate"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copy.deepcopy and pickle: one like it in the same state. A rollout not yet learned from is left out."""
+        return _made_again, (self.config, self._made_with, self.state_dict(), self._diverged)
 
     def reset(self, envs: Any = None) -> None:
         """The environments (or those where `envs` [N] is true) were reset from outside: episodes begin there."""
@@ -210,7 +225,7 @@ class Reward:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on exactly where the other reward stood; call `reset` if the environments begin anew."""
-        if "config" not in state or "stage" not in state:
+        if not isinstance(state, Mapping) or "config" not in state or "stage" not in state:
             raise invalid("state", sorted(map(str, state)), "what Reward.state_dict() gave")
         saved = merge(Config(), state["config"])
         for name, theirs, ours in (
@@ -223,7 +238,7 @@ class Reward:
             self.stage.load_state_dict(state["stage"])
         except RuntimeError:
             raise UserError(f"state: the saved reward has {_difference(saved, self.config)}") from None
-        self.stage.rollout = None
+        self.stage.rollout, self._diverged = None, ""
         self.scale.moments.load_state_dict(state["moments"])
         self.episodes = Episodes(state["starts"].clone(), state["pending"].clone())
 
@@ -238,6 +253,13 @@ class Reward:
 
     def load(self, path: str | Path) -> None:
         self.load_state_dict(read_saved(path))
+
+
+def _made_again(config: Config, made_with: tuple[Any, ...], state: dict[str, Any], diverged: str) -> Reward:
+    reward = Reward(config, *made_with)
+    reward.load_state_dict(state)
+    reward._diverged = diverged
+    return reward
 
 
 def _difference(saved: Config, ours: Config) -> str:
@@ -260,31 +282,3 @@ def read_saved(path: str | Path) -> dict[str, Any]:
 def _like(tensor: Tensor, given: Any) -> Any:
     given = next(iter(given.values())) if isinstance(given, Mapping) else given
     return tensor.to(given.device) if isinstance(given, Tensor) else tensor.cpu().numpy()
-
-
-class GivenEncoder(Encoder):
-    """A user's callable in the place of the policy's encoder. It sees observations as the user has them."""
-
-    def __init__(
-        self, function: Callable[[Any], Tensor], form: ObservationFormat | PartsFormat, device: torch.device
-    ) -> None:
-        super().__init__()
-        self.function, self.form = (function,), form  # in a tuple: no part of this module
-        probe = torch.zeros(2, *form.space.shape, dtype=form.dtype, device=device)
-        with torch.no_grad():
-            embeddings = self.plain(probe)
-        if not isinstance(embeddings, Tensor) or embeddings.dim() != 2 or len(embeddings) != len(probe):
-            shape = getattr(embeddings, "shape", type(embeddings).__name__)
-            raise invalid("encoder", shape, f"embeddings (2, F) of two observations of {form.given}")
-        self.features = embeddings.shape[1]
-
-    def plain(self, observations: Tensor) -> Tensor:
-        (function,) = self.function
-        given = self.form.as_given(observations)
-        if not isinstance(function, nn.Module):
-            return function(given)
-        training = function.training
-        try:
-            return function.eval()(given)
-        finally:
-            function.train(training)

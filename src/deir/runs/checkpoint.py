@@ -1,63 +1,109 @@
 """Checkpoints: one safetensors file each, written whole or not at all, and never a pickle.
 
-Tensors and arrays are the file's tensors; the rest of the state is JSON in its header, with a checksum over both.
+Tensors and arrays are the file's tensors; the rest of the state is JSON in its header. A checksum covers all of it:
+names, types, shapes, values, the JSON.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import struct
+import sys
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from deir.errors import UserError
+from deir.files import make_directory, remove_temporaries, replacing
 
 SUFFIX = ".safetensors"
-FORMAT = 1
+ASIDE = ".aside"  # added to the name of a file that was passed over
+FORMAT = 2  # 1: the checksum left out names, types and shapes
+TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+Arrays = dict[str, NDArray[Any]]
 
 
 class DamagedCheckpoint(Exception):
     """The file cannot be what was written."""
 
 
-def save(state: dict[str, Any], path: Path) -> None:
-    """Writes to a temporary name, syncs, then renames: a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, NDArray[Any]] = {}
+class UnfitCheckpoint(Exception):
+    """The file is whole, but the run cannot go on from it."""
+
+
+class Found(NamedTuple):
+    """A checkpoint that was read."""
+
+    path: Path
+    state: dict[str, Any]
+    log: str  # what the run noted about its progress.csv
+
+
+def save(state: dict[str, Any], path: Path, log: str = "") -> None:
+    """A crash leaves no file or a whole one."""
+    make_directory(path.parent)
+    arrays: Arrays = {}
     text = json.dumps(_pack(state, "", arrays))
-    metadata = {"format": str(FORMAT), "state": text, "checksum": str(_checksum(text, arrays))}
-    temporary = path.with_name(f".{path.name}.tmp")
-    save_file(arrays, temporary, metadata)
-    _sync(temporary)
-    os.replace(temporary, path)
-    _sync(path.parent)
+    checksum = _checksum(FORMAT, text, log, arrays)
+    with replacing(path) as file:
+        _write(file, arrays, {"format": str(FORMAT), "state": text, "log": log, "checksum": str(checksum)})
+
+
+def _write(file: IO[bytes], arrays: Arrays, metadata: dict[str, str]) -> None:
+    """The safetensors format. The library's own writer leaves randomly named files that only their owner may read."""
+    names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # so that all of them are aligned
+    header: dict[str, Any] = {"__metadata__": metadata}
+    begin = 0
+    for name in names:
+        array = arrays[name]
+        header[name] = {
+            "dtype": TYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [begin, begin + array.nbytes],
+        }
+        begin += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for name in names:
+        file.write(_bytes(arrays[name]))
 
 
 def load(path: Path) -> dict[str, Any]:
+    return read(path).state
+
+
+def read(path: Path) -> Found:
     try:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+        if metadata.get("format") not in ("1", str(FORMAT)):
+            raise DamagedCheckpoint(f"{path}: format {metadata.get('format')}, expected {FORMAT}")
+        text, log = metadata["state"], metadata.get("log", "")
+        if metadata["checksum"] != str(_checksum(int(metadata["format"]), text, log, arrays)):
+            raise DamagedCheckpoint(f"{path}: the checksum does not match")
+        state = _unpack(json.loads(text), arrays)
+    except DamagedCheckpoint:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
         raise DamagedCheckpoint(f"{path}: {error}") from None
-    if metadata.get("format") != str(FORMAT):
-        raise DamagedCheckpoint(f"{path}: format {metadata.get('format')}, expected {FORMAT}")
-    if metadata.get("checksum") != str(_checksum(metadata["state"], arrays)):
-        raise DamagedCheckpoint(f"{path}: the checksum does not match")
-    state = _unpack(json.loads(metadata["state"]), arrays)
-    assert isinstance(state, dict)
-    return state
+    if not isinstance(state, dict):
+        raise DamagedCheckpoint(f"{path}: no state of a run")
+    return Found(path, state, log)
 
 
-def _pack(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
+def _pack(value: Any, path: str, arrays: Arrays) -> Any:
     if isinstance(value, dict):
         return {"dict": {key: _pack(item, f"{path}/{key}", arrays) for key, item in value.items()}}
     if isinstance(value, Tensor):
@@ -71,7 +117,7 @@ def _pack(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     return {"plain": value}
 
 
-def _unpack(packed: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Any:
+def _unpack(packed: dict[str, Any], arrays: Arrays) -> Any:
     (kind, value), *_ = packed.items()
     if kind == "dict":
         return {key: _unpack(item, arrays) for key, item in value.items()}
@@ -80,19 +126,20 @@ def _unpack(packed: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Any:
     return arrays[value] if kind == "array" else value
 
 
-def _checksum(text: str, arrays: dict[str, NDArray[Any]]) -> int:
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _checksum(version: int, text: str, log: str, arrays: Arrays) -> int:
     total = zlib.crc32(text.encode())
+    if version > 1:
+        total = zlib.crc32(f"\n{log}".encode(), total)
     for name in sorted(arrays):
-        total = zlib.crc32(arrays[name].reshape(-1).view(np.uint8).data, total)
+        array = arrays[name]
+        if version > 1:
+            total = zlib.crc32(f"\n{name} {array.dtype.name} {array.shape}\n".encode(), total)
+        total = zlib.crc32(_bytes(array), total)
     return total
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def path_of(directory: Path, iteration: int) -> Path:
@@ -104,23 +151,66 @@ def prune(directory: Path, keep: int) -> None:
         old.unlink()
 
 
+def tidy(directory: Path) -> None:
+    """What killed writers left, those of earlier versions included. Only for the process that writes the run."""
+    remove_temporaries(directory)
+    for left in directory.glob(".tmp*"):
+        left.unlink(missing_ok=True)
+
+
 def _newest_first(directory: Path) -> list[Path]:
-    return sorted((p for p in directory.glob(f"*{SUFFIX}") if p.stem.isdigit()), reverse=True)
+    numbered = (p for p in directory.glob(f"*{SUFFIX}") if p.stem.isdecimal())
+    return sorted(numbered, key=lambda p: int(p.stem), reverse=True)
 
 
 def exists(directory: Path) -> bool:
     return bool(_newest_first(directory))
 
 
-def load_latest(directory: Path) -> tuple[dict[str, Any], Path, list[str]]:
-    """The newest checkpoint that is whole, its path, and a message for each damaged one that was passed over."""
+def load_latest(
+    directory: Path, accept: Callable[[Found], None] = lambda found: None
+) -> tuple[dict[str, Any], Path, list[str]]:
+    """The newest checkpoint that is whole, its path, and a message for each newer one that was passed over.
+
+    `accept` raises UnfitCheckpoint for one that is whole and yet of no use.
+    """
     candidates = _newest_first(directory)
     if not candidates:
         raise UserError(f"no checkpoint in {directory}: the run has not written one yet")
     complaints: list[str] = []
     for path in candidates:
         try:
-            return load(path), path, complaints
+            found = read(path)
+            _check_counters(found)
+            accept(found)
+            return found.state, path, complaints
         except DamagedCheckpoint as error:
             complaints.append(f"damaged checkpoint left aside: {error}")
+        except UnfitCheckpoint as error:
+            complaints.append(f"checkpoint left aside: {error}")
     raise UserError("\n".join([*complaints, f"no whole checkpoint is left in {directory}"]))
+
+
+def _check_counters(found: Found) -> None:
+    """Training goes on until `frames` reaches a number: a wrong one would let it go on for ever."""
+    iteration, frames = found.state.get("iteration"), found.state.get("frames")
+    if type(iteration) is not int or iteration != int(found.path.stem):
+        raise DamagedCheckpoint(f"{found.path}: iteration {iteration!r}, expected the number in its name")
+    if type(frames) is not int or frames < iteration:
+        raise DamagedCheckpoint(f"{found.path}: frames {frames!r}, expected at least the {iteration} iterations")
+
+
+def tell(complaints: Iterable[str], source: Path) -> None:
+    """Says that an older checkpoint is used."""
+    told = list(complaints)
+    for complaint in told:
+        print(f"warning: {complaint}", file=sys.stderr)
+    if told:
+        print(f"warning: going on from {source}", file=sys.stderr)
+
+
+def set_aside(directory: Path, newest: Path) -> None:
+    """What is newer than the checkpoint in use gets another name: it is never counted, and its name is free again."""
+    for path in _newest_first(directory):
+        if int(path.stem) > int(newest.stem):
+            path.replace(path.with_name(path.name + ASIDE))

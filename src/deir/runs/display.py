@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from deir.config import Config
+from deir.runs.stopping import output_failed, say
 
 Row = dict[str, Any]
 
@@ -47,7 +48,7 @@ class Told(logging.Handler):
     """What the house tells in passing, such as which encoder it chose, above the panel."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), flush=True)
+        say(record.getMessage())
 
 
 class Display:
@@ -75,14 +76,18 @@ class Display:
     def __exit__(self, *_: object) -> None:
         logging.getLogger("deir").removeHandler(self.told)
         if self.live:
-            self.live.stop()
+            with suppress(OSError):  # a terminal that was closed
+                self.live.stop()
 
     def __call__(self, config: Config, row: Row) -> None:
         if self.live is None:
-            print(plain_line(config, row), flush=True)
+            say(plain_line(config, row))
             return
         self.progress.update(self.task, total=config.steps, completed=min(int(row["frames"]), config.steps))
-        self.live.update(self._panel(self._figures(config, row)))
+        try:
+            self.live.update(self._panel(self._figures(config, row)))
+        except OSError as error:
+            output_failed(error)
 
     def _panel(self, body: Any) -> Panel:
         grid = Table.grid()
@@ -100,7 +105,3 @@ class Display:
         )
         table.add_row("time", shares)
         return table
-
-
-def error(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)

@@ -16,6 +16,7 @@ from deir.config import Config
 from deir.envs import make_envs
 from deir.envs.base import VectorEnvs
 from deir.errors import UserError, invalid
+from deir.files import check_file
 from deir.seeding import derive, torch_generator
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
@@ -106,8 +107,7 @@ def check_video_path(path: Path) -> None:
         raise invalid("video", str(path), f"a file name that ends in {' or '.join(VIDEO_SUFFIXES)}")
     if path.exists():
         raise UserError(f"video: {path} exists already and is not overwritten")
-    if not path.resolve().parent.is_dir():
-        raise invalid("video", str(path), "a file in an existing directory")
+    check_file("video", path)
 
 
 def record_video(agent: Agent, path: Path, episodes: int = 3, greedy: bool = False, seed: int = 0) -> int:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import tyro
 
 from deir.config import Config, load_yaml, merge
+from deir.imports import check_trusted
 
 Command = TypeVar("Command", bound=Config)
 PEEKED = (("--env", "--env.id"), ("--method",), ("--preset",), ("--config",), ("--resume",))
@@ -21,7 +22,13 @@ def peek(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flags in PEEKED:
         parser.add_argument(*flags, dest=flags[0].lstrip("-"), nargs="?")
+    parser.add_argument("--trust", action=argparse.BooleanOptionalAction, default=False)
     return parser.parse_known_args(argv)[0]
+
+
+def trusted(found: argparse.Namespace) -> bool | list[str]:
+    """The names of code that may be imported: those on the command line, or with --trust all."""
+    return found.trust or [name for name in (found.env, found.method) if name]
 
 
 def named_over(overrides: dict[str, Any], found: argparse.Namespace) -> dict[str, Any]:
@@ -53,6 +60,7 @@ def parse(command: type[Command], argv: list[str], prog: str, defaults: dict[str
     keys = {f.name for f in dataclasses.fields(Config)}
     own_names = {f.name for f in dataclasses.fields(command)} - keys
     config = configure(named_over({k: v for k, v in tree.items() if k not in own_names}, found))
+    check_trusted(config.env.id, config.method, found.config or prog, trusted(found))
     own = merge(command(), {k: v for k, v in tree.items() if k in own_names and k not in PATHS})
     known: dict[str, Any] = {k: getattr(config, k) for k in keys}
     known.update({k: Path(v) for k, v in tree.items() if k in own_names and k in PATHS})

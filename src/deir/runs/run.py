@@ -2,74 +2,35 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
-import json
-import os
-import platform
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from deir.algorithm.metrics import WINDOW
 from deir.algorithm.rewards import check_method
 from deir.algorithm.trainer import Trainer
-from deir.config import Config, load_yaml, merge, save_yaml
+from deir.config import Config, load_yaml, merge, to_dict
 from deir.envs import check_env
 from deir.errors import TrainingDiverged, UserError, invalid
-from deir.files import LOCK, only_writer, write_whole
-from deir.runs import checkpoint
+from deir.files import LOCK, TRIAL, check_seal, make_writable, only_writer, replacing, sealed, write_whole
+from deir.imports import check_trusted
+from deir.runs import checkpoint, progress
+from deir.runs.directory import RunDirectory
 from deir.runs.presets import resolve
+from deir.runs.progress import ProgressLog, Row, StoredLog
 from deir.runs.ranges import check, check_device
+from deir.runs.stopping import stop_signals
+from deir.runs.summary import ENDED_WELL, write_summary
 
-FIRST_COLUMNS = (
-    "iteration",
-    "frames",
-    "seconds",
-    "fps",
-    "return_mean",
-    "success_rate",
-    "episode_length_mean",
-    "intrinsic_reward_mean",
-)
-Row = dict[str, Any]
 Listener = Callable[[Config, Row], None]  # called after every iteration
-
-
-class RunDirectory:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config = path / "config.yaml"
-        self.progress = path / "progress.csv"
-        self.checkpoints = path / "checkpoints"
-        self.summary = path / "summary.json"
-        self.events = path / "tensorboard"
-        self.figure = path / "learning_curve.png"
-        self.maps = path / "maps.npz"
-
-    @classmethod
-    def existing(cls, path: Path, field: str) -> RunDirectory:
-        run = cls(path)
-        if not run.config.is_file():
-            raise invalid(field, str(path), f"a run directory with a config.yaml{_nearest_run(path)}")
-        return run
-
-
-def _nearest_run(path: Path) -> str:
-    from deir.errors import nearest
-
-    runs = [str(p.parent) for p in Path("runs").glob("**/config.yaml")] if Path("runs").is_dir() else []
-    close = nearest(str(path), runs)
-    return f"; the nearest one is {close}" if close else ""
 
 
 def validate(config: Config) -> None:
@@ -88,7 +49,7 @@ def default_directory(config: Config) -> Path:
 
 def check_vacant(path: Path) -> None:
     """An existing run is never overwritten."""
-    ours = {LOCK, ".config.yaml.tmp"}  # all that is left where a process was killed before it began
+    ours = {LOCK, TRIAL, ".config.yaml.tmp"}  # all that is left where a process was killed before it began
     if path.exists() and (not path.is_dir() or any(p.name not in ours for p in path.iterdir())):
         raise invalid("out", str(path), f"a new or empty directory (`deir train --resume {path}` continues a run)")
 
@@ -98,121 +59,92 @@ def start(config: Config, out: Path | None = None, listener: Listener | None = N
     validate(config)
     run = RunDirectory(out or default_directory(config))
     check_vacant(run.path)
+    make_writable("out", run.path)
     trainer = Trainer(config)
     try:
-        run.path.mkdir(parents=True, exist_ok=True)
         with only_writer(run.path):
             check_vacant(run.path)
-            save_yaml(config, run.config)
+            _save_config(run, config)
             return run.path, _train(trainer, run, listener, [])
     finally:
         trainer.close()
 
 
-def resume(path: Path, changes: dict[str, Any] | None = None, listener: Listener | None = None) -> tuple[Path, Row]:
-    """Goes on from the last whole checkpoint; `changes` may lengthen the run."""
+def resume(
+    path: Path,
+    changes: dict[str, Any] | None = None,
+    listener: Listener | None = None,
+    trust: bool | Collection[str] = (),
+) -> tuple[Path, Row]:
+    """Goes on from the last whole checkpoint; `changes` may lengthen the run.
+
+    `trust`: True, or names of code in the run's config.yaml that may be imported.
+    """
     run = RunDirectory.existing(path, "resume")
-    config = merge(_saved_config(run), changes or {})
+    saved = _saved_config(run, trust)
+    config = merge(saved, changes or {})
     validate(config)
     with only_writer(path):
+        checkpoint.tidy(run.checkpoints)
         if checkpoint.exists(run.checkpoints):
-            return path, _go_on(run, config, listener)
+            return path, _go_on(run, config, config.steps < saved.steps, listener)
         return path, _begin_again(run, config, listener)
 
 
 def _begin_again(run: RunDirectory, config: Config, listener: Listener | None) -> Row:
     """The run died before its first checkpoint: the same from the start. Its old log stays under another name."""
-    if run.progress.is_file():
-        earlier = len(list(run.path.glob("progress-*.csv")))
-        run.progress.rename(run.path / f"progress-{earlier + 1}.csv")
     trainer = Trainer(config)
     try:
-        save_yaml(config, run.config)
+        if run.progress.is_file():
+            earlier = len(list(run.path.glob("progress-*.csv")))
+            run.progress.rename(run.path / f"progress-{earlier + 1}.csv")
+        _save_config(run, config)
         return _train(trainer, run, listener, [])
     finally:
         trainer.close()
 
 
-def _go_on(run: RunDirectory, config: Config, listener: Listener | None) -> Row:
-    state, source, complaints = checkpoint.load_latest(run.checkpoints)
-    for complaint in complaints:
-        print(f"warning: {complaint}", file=sys.stderr)
-    if complaints:
-        print(f"warning: going on from {source}", file=sys.stderr)
-    if config.steps < int(state["frames"]):
-        raise invalid("steps", config.steps, f"at least the {state['frames']:,} frames the run has done already")
-    # environments that cannot be saved begin fresh episodes, with seeds that name the checkpoint
-    trainer = Trainer(config, generation=int(state["iteration"]))
+def _go_on(run: RunDirectory, config: Config, shortened: bool, listener: Listener | None) -> Row:
+    trainer, rows = _restored(run, config)
     try:
-        trainer.load_state_dict(state)
-        rows = _rows_until(run.progress, trainer.iteration)
-        save_yaml(config, run.config)
-        return _train(trainer, run, listener, rows)
+        if shortened and config.steps < trainer.frames:
+            raise invalid("steps", config.steps, f"at least the {trainer.frames:,} frames the run has done already")
+        checkpoint.set_aside(run.checkpoints, checkpoint.path_of(run.checkpoints, trainer.iteration))
+        _save_config(run, config)
+        return _train(trainer, run, listener, rows, saved=trainer.iteration)
     finally:
         trainer.close()
 
 
+def _restored(run: RunDirectory, config: Config) -> tuple[Trainer, list[Row]]:
+    """The trainer as it was at the newest checkpoint it can go on from, and the rows until then."""
+    log = StoredLog.of(run.progress)
+    restored: list[tuple[Trainer, list[Row]]] = []
+
+    def accept(found: checkpoint.Found) -> None:
+        iteration = int(found.state["iteration"])
+        rows = log.until(iteration, found.log)
+        # environments that cannot be saved begin fresh episodes, with seeds that name the checkpoint
+        trainer = Trainer(config, generation=iteration)
+        try:
+            trainer.load_state_dict(found.state)
+        except Exception as error:  # a state of another network or task can fail in any way
+            trainer.close()
+            raise checkpoint.UnfitCheckpoint(f"{found.path} does not fit the run's configuration: {error}") from None
+        restored.append((trainer, rows))
+
+    _, source, complaints = checkpoint.load_latest(run.checkpoints, accept)
+    checkpoint.tell(complaints, source)
+    return restored[0]
+
+
 def frames_done(path: Path) -> int | None:
     """Frames of the last row of progress.csv."""
-    progress = RunDirectory(path).progress
-    if not progress.is_file():
-        return None
-    with progress.open(newline="") as file:
-        frames = [row["frames"] for row in csv.DictReader(file)]
-    return int(frames[-1]) if frames else None
-
-
-def _rows_until(progress: Path, iteration: int) -> list[Row]:
-    """The rows up to the checkpoint; later ones will be made again."""
-    if not progress.is_file():
-        return []
-    with progress.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["iteration"] or "").isdigit()]
-    return [row for row in rows if int(row["iteration"]) <= iteration]
-
-
-class ProgressLog:
-    """progress.csv and TensorBoard events."""
-
-    def __init__(self, run: RunDirectory, rows: list[Row], tensorboard: bool) -> None:
-        self.path = run.progress
-        self.columns: list[str] = list(rows[0]) if rows else []
-        if rows:
-            write_whole(self.path, _csv_text(self.columns, rows, header=True))
-        self.writer = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            purge = int(rows[-1]["frames"]) + 1 if rows else None
-            self.writer = SummaryWriter(str(run.events), purge_step=purge)  # type: ignore[no-untyped-call]
-
-    def write(self, row: Row) -> None:
-        header = not self.columns
-        if header:
-            self.columns = [*FIRST_COLUMNS, *(name for name in row if name not in FIRST_COLUMNS)]
-        with self.path.open("a", newline="") as file:
-            file.write(_csv_text(self.columns, [row], header))
-        if self.writer is not None:
-            for name, value in row.items():
-                if value is not None and name not in ("iteration", "frames"):
-                    self.writer.add_scalar(name, value, row["frames"])  # type: ignore[no-untyped-call]
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()  # type: ignore[no-untyped-call]
-
-
-def _csv_text(columns: list[str], rows: list[Row], header: bool) -> str:
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, restval="", lineterminator="\n", extrasaction="ignore")
-    if header:
-        writer.writeheader()
-    writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-    return buffer.getvalue()
+    return progress.frames_done(RunDirectory(path).progress)
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C, SIGTERM, or a closed terminal or pipe."""
 
 
 @contextmanager
@@ -225,7 +157,7 @@ def _signals_noted() -> Iterator[list[int]]:
         noted.append(number)
         signal.signal(number, previous[number])
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         with suppress(ValueError):  # not the main thread: the caller handles signals
             previous[number] = signal.signal(number, note)
     try:
@@ -235,50 +167,66 @@ def _signals_noted() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def _train(trainer: Trainer, run: RunDirectory, listener: Listener | None, rows: list[Row]) -> Row:
+def _train(
+    trainer: Trainer, run: RunDirectory, listener: Listener | None, rows: list[Row], saved: int | None = None
+) -> Row:
+    """`saved`: the iteration of the checkpoint that the trainer comes from."""
     config = trainer.config
-    log = ProgressLog(run, rows, config.tensorboard)
-    before = float(rows[-1]["seconds"]) if rows else 0.0
-    row: Row = {k: _number(v) for k, v in rows[-1].items()} if rows else {"iteration": 0, "frames": 0, "seconds": 0.0}
-    begin = time.perf_counter()
-    status = "finished"
+    row: Row = {"iteration": trainer.iteration, "frames": trainer.frames, "seconds": 0.0}
+    if rows:
+        row = {name: _number(text) for name, text in rows[-1].items()}
+    status = "running"
+    write_summary(run.summary, config, trainer.networks, row, status)
+    log = ProgressLog(run.progress, rows, run.events if config.tensorboard else None)
+    begin = time.perf_counter() - row["seconds"]
     try:
         with _signals_noted() as signals:
-            while not trainer.finished and not target_reached(row, config):
-                trainer.keep()
-                started, frames = time.perf_counter(), trainer.frames
-                try:
-                    figures = trainer.iterate()
-                except TrainingDiverged as error:
-                    good = trainer.kept()
-                    checkpoint.save(good, checkpoint.path_of(run.checkpoints, int(good["iteration"])))
-                    status = f"diverged: {error}"
-                    raise UserError(
-                        f"training stopped at iteration {trainer.iteration + 1}: {error}. The last good state is in "
-                        f"{run.checkpoints}. A smaller --ppo.learning-rate or --reward.beta is the usual remedy."
-                    ) from None
-                now = time.perf_counter()
-                row = {
-                    "iteration": trainer.iteration,
-                    "frames": trainer.frames,
-                    "seconds": before + now - begin,
-                    "fps": (trainer.frames - frames) / (now - started),
-                    **figures,
-                }
+            while not (trainer.finished or target_reached(row, config)):
+                row = _iterate(trainer, begin)
                 log.write(row)
                 if listener:
                     listener(config, row)
-                if trainer.iteration % config.checkpoint.every == 0 or signals:
-                    _checkpoint(trainer, run)
-                if signals:
-                    status = "interrupted"
+                done = trainer.finished or target_reached(row, config)
+                if trainer.iteration % config.checkpoint.every == 0 or (signals and not done):
+                    saved = _checkpoint(trainer, run, log, saved)
+                if signals and not done:  # with all its frames done, a run just ends
                     raise Interrupted
-            status = "target reached" if target_reached(row, config) else "finished"
-            _checkpoint(trainer, run)
+            _checkpoint(trainer, run, log, saved)
+        status = "target reached" if target_reached(row, config) else "finished"
+    except TrainingDiverged as error:
+        good = trainer.kept()
+        checkpoint.save(good, checkpoint.path_of(run.checkpoints, int(good["iteration"])), log.settle())
+        status = f"diverged: {error}"
+        raise UserError(
+            f"training stopped at iteration {trainer.iteration + 1}: {error}. The last good state is in "
+            f"{run.checkpoints}. A smaller --ppo.learning-rate or --reward.beta is the usual remedy."
+        ) from None
+    except (Interrupted, KeyboardInterrupt):
+        status = "interrupted"
+        raise
+    except Exception as error:
+        status = f"failed: {type(error).__name__}: {error}"
+        raise
     finally:
-        log.close()
-        write_whole(run.summary, json.dumps(_summary(trainer, row, status), indent=2) + "\n")
+        ended_well = status in ENDED_WELL
+        with nullcontext() if ended_well else suppress(OSError):  # the first error is the one to be told
+            log.close()
+            write_summary(run.summary, config, trainer.networks, row, status)
     return row
+
+
+def _iterate(trainer: Trainer, begin: float) -> Row:
+    trainer.keep()
+    started, frames = time.perf_counter(), trainer.frames
+    figures = trainer.iterate()
+    now = time.perf_counter()
+    return {
+        "iteration": trainer.iteration,
+        "frames": trainer.frames,
+        "seconds": now - begin,
+        "fps": (trainer.frames - frames) / (now - started),
+        **figures,
+    }
 
 
 def _number(text: Any) -> Any:
@@ -296,45 +244,39 @@ def target_reached(row: Row, config: Config) -> bool:
     return float(mean) >= config.target_return
 
 
-def _checkpoint(trainer: Trainer, run: RunDirectory) -> None:
-    path = checkpoint.path_of(run.checkpoints, trainer.iteration)
-    if not path.exists():
-        checkpoint.save(trainer.state_dict(), path)
-        if trainer.maps:
-            _write_maps(run.maps, trainer.maps.arrays())
+def _checkpoint(trainer: Trainer, run: RunDirectory, log: ProgressLog, saved: int | None) -> int:
+    """The rows it counts are on disk before it is."""
+    if trainer.iteration != saved:
+        rows = log.settle()
+        checkpoint.save(trainer.state_dict(), checkpoint.path_of(run.checkpoints, trainer.iteration), rows)
+    if trainer.maps:
+        with replacing(run.maps) as file:
+            np.savez_compressed(file, **trainer.maps.arrays())  # type: ignore[arg-type]
     checkpoint.prune(run.checkpoints, trainer.config.checkpoint.keep)
+    return trainer.iteration
 
 
-def _write_maps(path: Path, arrays: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}")
-    np.savez_compressed(temporary, **arrays)
-    os.replace(temporary, path)
+def _save_config(run: RunDirectory, config: Config) -> None:
+    text = sealed(yaml.safe_dump(to_dict(config), sort_keys=False))
+    if not run.config.is_file() or run.config.read_bytes() != text.encode():
+        write_whole(run.config, text)
 
 
-def _summary(trainer: Trainer, row: Row, status: str) -> dict[str, Any]:
-    config = trainer.config
-    packages = ("deir", "torch", "numpy", "gymnasium", "minigrid")
-    return {
-        "status": status,
-        "env": config.env.id,
-        "method": config.method,
-        "seed": config.seed,
-        "networks": trainer.networks,
-        "final": {name: row.get(name) for name in FIRST_COLUMNS},
-        "frames_per_second": row["frames"] / row["seconds"] if row["seconds"] else None,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-    }
+def load_config(path: Path, field: str = "run", trust: bool | Collection[str] = ()) -> Config:
+    """The configuration of a run. Names of code in it are refused, but for those that are trusted."""
+    return _saved_config(RunDirectory.existing(path, field), trust)
 
 
-def load_config(path: Path, field: str = "run") -> Config:
-    return _saved_config(RunDirectory.existing(path, field))
-
-
-def _saved_config(run: RunDirectory) -> Config:
+def _saved_config(run: RunDirectory, trust: bool | Collection[str]) -> Config:
+    check_seal(run.config)
     saved = load_yaml(run.config)
+    if not {"env", "method", "seed"} <= saved.keys():
+        raise UserError(f"{run.config}: expected the configuration of a run, with env, method and seed")
     if isinstance(saved.get("reward"), dict):
         saved["reward"].pop("process", None)  # of runs whose model had a process instead of a thread
-    return merge(Config(), saved)
+    config = merge(Config(), saved)
+    check_trusted(config.env.id, config.method, run.config, trust)
+    return config
 
 
 def configure(overrides: dict[str, Any]) -> Config:

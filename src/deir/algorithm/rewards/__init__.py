@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from gymnasium import spaces
@@ -84,7 +85,10 @@ def reward_class(name: str) -> type[IntrinsicReward]:
     method = find_method(name)
     if method.given is not None:
         return method.given
-    module = import_named("method", f"{method.module}:{method.cls}", "package.module:Class")
+    if name in METHODS:
+        module = import_module(method.module)
+    else:
+        module = import_named("method", f"{method.module}:{method.cls}", "package.module:Class")
     cls = getattr(module, method.cls, None)
     if not (isinstance(cls, type) and issubclass(cls, IntrinsicReward)):
         found = [

@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import sqlite3
+import struct
+import zlib
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 from deir.envs.minigrid.catalogue import TaskSpec
 
 SLOW = 0.03  # seconds a layout must have taken to be worth a place
+_CHECKSUM = struct.Struct("<I")
 
 
 def cache_directory() -> Path:
@@ -49,7 +52,8 @@ class DiskStock:
             return None
         with suppress(sqlite3.Error):
             row = self._database.execute("SELECT layout FROM layouts WHERE seed = ?", (seed,)).fetchone()
-            return None if row is None else bytes(row[0])
+            if row is not None and isinstance(row[0], bytes):
+                return _checked(seed, row[0])
         return None
 
     def put(self, seed: int, layout: bytes) -> None:
@@ -57,4 +61,15 @@ class DiskStock:
             self._open()
         with suppress(sqlite3.Error):
             if self._database is not None:
-                self._database.execute("INSERT OR IGNORE INTO layouts VALUES (?, ?)", (seed, layout))
+                self._database.execute("INSERT OR REPLACE INTO layouts VALUES (?, ?)", (seed, _sealed(seed, layout)))
+
+
+def _sealed(seed: int, layout: bytes) -> bytes:
+    """With a checksum of what it is and whose it is: a wrong layout would be another task, and nobody would know."""
+    return _CHECKSUM.pack(zlib.crc32(layout, seed)) + layout
+
+
+def _checked(seed: int, kept: bytes) -> bytes | None:
+    """None if it is not what was kept, as those of earlier versions are not."""
+    layout = kept[_CHECKSUM.size :]
+    return layout if _sealed(seed, layout) == kept else None

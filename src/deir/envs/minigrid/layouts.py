@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import weakref
 import zlib
@@ -28,6 +29,7 @@ import deir.envs.minigrid.cells as cells
 from deir.envs.minigrid.catalogue import TaskSpec, ending_of, target_of
 from deir.envs.minigrid.layout_cache import SLOW, DiskStock
 from deir.envs.minigrid.random_integers import Draws, UnknownDraw
+from deir.imports import python, search_path
 
 LAYOUT_STREAM, NOISE_STREAM = 0, 1  # spawn keys under the run's seed
 AHEAD = 8  # episodes prepared for each environment
@@ -36,7 +38,7 @@ _REPLY = struct.Struct("<II")  # seed, bytes of the layout
 _HEAD = struct.Struct("<HHB")  # x, y, direction
 _WRITE = 512  # bytes; POSIX: a pipe takes so many whole or not at all
 _BATCH = 16 * _REQUEST.size  # requests are far ahead of need: to wake the worker for each would only cost time
-_ORPHAN_CHECK = 5.0  # seconds
+_ORPHAN_CHECK = 2.0  # seconds
 _LOGGER = logging.getLogger("deir")
 
 
@@ -167,13 +169,12 @@ class Worker:
         try:
             task = json.dumps({"name": spec.name, "entry_point": spec.entry_point, "kwargs": dict(spec.kwargs)})
             process = subprocess.Popen(
-                [sys.executable, "-c", "from deir.envs.minigrid.layouts import serve; serve()", task],
+                [*python(__name__, serve.__name__, search_path()), task],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
                 process_group=0,  # a terminal's Ctrl-C is the parent's to handle
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
             )
         except (TypeError, OSError) as error:  # keyword arguments JSON cannot carry; no room for another process
             _LOGGER.warning("layouts are made without a background process: %s", error)
@@ -264,13 +265,13 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, replies = 0, os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not come between the replies
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     maker = LayoutMaker(TaskSpec(**json.loads(sys.argv[1])))
-    parent = os.getppid()
     queue: dict[int, None] = {}  # seeds in the order asked
     unread = bytearray()
-    while os.getppid() == parent:
+    while True:
         # Everything that has come in is read before the next layout is begun: some may no longer be wanted.
-        while select.select([requests], [], [], 0 if queue else _ORPHAN_CHECK)[0]:
+        while select.select([requests], [], [], 0 if queue else None)[0]:
             received = os.read(requests, 1 << 16)
             if not received:
                 return
@@ -286,6 +287,13 @@ def serve() -> None:
             seed = next(iter(queue))
             del queue[seed]
             _reply(replies, seed, maker.make(seed))
+
+
+def _end_with_parent(parent: int) -> None:
+    """Also while a layout takes for ever: nothing is lost with this process."""
+    while os.getppid() == parent:
+        time.sleep(_ORPHAN_CHECK)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _pack(layout: Layout) -> bytes:

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
@@ -31,12 +30,15 @@ from deir.algorithm.policy import Policy
 from deir.algorithm.reward_model import LocalStage
 from deir.algorithm.trainer import PHASES, Trainer
 from deir.algorithm.types import Rollout, no_indices
-from deir.config import Config
+from deir.config import Config, parse_yaml
 from deir.envs import make_envs
 from deir.errors import UserError, invalid
 from deir.fast.patches import tabulate
 from deir.fast.threads import available_threads
+from deir.files import check_file
+from deir.imports import python
 from deir.runs.presets import nested
+from deir.runs.ranges import check_count
 from deir.runs.run import configure, validate
 
 PAIRS = (
@@ -221,7 +223,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def _in_own_process(job: str, *arguments: Any) -> dict[str, Any]:
-    command = [sys.executable, "-m", "deir.experiments.bench.command", json.dumps([job, arguments])]
+    command = [*python(__name__, main.__name__), json.dumps([job, arguments])]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"bench: {job} {arguments} failed:\n{done.stderr[-2000:]}")
@@ -250,16 +252,17 @@ def parse_settings(words: tuple[str, ...]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not key or not equals:
             raise invalid("settings", word, "KEY=VALUE, such as ppo.epochs=1")
-        values[key] = yaml.safe_load(value)
+        values[key] = parse_yaml(value, f"settings: {key}")
     return nested(values)
 
 
 def _wanted(args: Bench) -> list[dict[str, Any]]:
     """What to measure, as overrides of the configuration; refused before anything runs when it cannot be."""
-    if args.iterations < 1:
-        raise invalid("iterations", args.iterations, "a whole number above 0")
-    if args.warm_up is not None and args.warm_up < 0:
-        raise invalid("warm_up", args.warm_up, "a whole number, 0 or more")
+    check_count("iterations", args.iterations)
+    if args.warm_up is not None:
+        check_count("warm_up", args.warm_up, least=0)
+    if args.json:
+        check_file("json", args.json)
     settings = parse_settings(args.settings)
     env_settings = settings.pop("env", {})
     pairs = [parse_pair(text) for text in args.pairs or PAIRS]
@@ -358,7 +361,8 @@ def _print_table(results: list[dict[str, Any]], threads: int) -> None:
             )
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """One job, in a process of its own."""
     name, arguments = json.loads(sys.argv[1])
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     print(json.dumps(JOBS[name](*arguments)))

@@ -25,7 +25,9 @@ from deir.algorithm.types import Carry, Rollout
 from deir.config import Config
 from deir.errors import invalid
 from deir.experiments.paper.overhear import overhear
+from deir.files import make_writable
 from deir.runs.options import parse
+from deir.runs.ranges import check_count
 from deir.runs.run import check_vacant, validate
 from deir.seeding import torch_generator
 
@@ -53,6 +55,8 @@ class Distances(Config):
     """Directory of distances.csv, fits.csv and distances.png; never overwritten."""
     config: Path | None = None
     """YAML file with these options, such as experiments/mini-figure-a1.yaml."""
+    trust: bool = False
+    """Import code that --config names (module:factory, package.module:Class)."""
 
 
 class Fit(NamedTuple):
@@ -168,19 +172,18 @@ def pooled(samples: dict[int, Sample]) -> dict[str, Sample]:
 
 def check(options: Distances) -> None:
     for name in ("snapshots", "pairs", "bins"):
-        if getattr(options, name) < 2:
-            raise invalid(name, getattr(options, name), "a whole number of at least 2")
+        check_count(name, getattr(options, name), least=2)
     if not options.method.startswith("deir"):
         raise invalid("method", options.method, "deir or one of its ablations, whose reward is made of these distances")
     validate(own_config(options))
     check_vacant(options.out)
+    make_writable("out", options.out)
 
 
 def main(argv: list[str]) -> None:
     options = parse(Distances, argv, "deir distances", DEFAULTS)
     check(options)
     samples = pooled(gather(options))
-    options.out.mkdir(parents=True, exist_ok=True)
     write_tables(samples, options.bins, options.out)
     from deir.experiments.paper.figures import distances_figure
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import csv
 import multiprocessing
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -30,7 +32,9 @@ from deir.errors import invalid
 from deir.experiments.paper.state_labels import BINARY, LABELS, check_task
 from deir.experiments.paper.trajectories import Labelled, samples
 from deir.experiments.sweep.jobs import parse_seeds
+from deir.files import make_writable
 from deir.runs.options import parse
+from deir.runs.ranges import check_count
 from deir.runs.run import check_vacant, load_config, validate
 from deir.seeding import derive, torch_generator
 
@@ -65,6 +69,8 @@ class Probe(Config):
     """Directory of probe.csv and probe.png; never overwritten."""
     config: Path | None = None
     """YAML file with these options, such as experiments/mini-figure-7.yaml."""
+    trust: bool = False
+    """Import code that --config or --run names (module:factory, package.module:Class)."""
 
 
 class Probes(nn.Module):
@@ -157,7 +163,7 @@ def examples(embeddings: Tensor, data: Labelled) -> tuple[Tensor, Tensor]:
 def agent_config(options: Probe, seed: int) -> Config:
     """The configuration of the agent that collects, and of the models: that of --run if there is one."""
     own = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
-    base = load_config(options.run) if options.run else own
+    base = load_config(options.run, trust=options.trust) if options.run else own
     threads = 1 if options.jobs > 1 else own.threads
     reward = replace(base.reward, overlap=False)
     return replace(base, seed=seed, steps=own.steps, threads=threads, reward=reward, tensorboard=False)
@@ -168,7 +174,7 @@ def probe_seed(options: Probe, seed: int) -> list[Row]:
     config = agent_config(options, seed)
     students: dict[str, Student] = {}
     rows: list[Row] = []
-    for lesson, sample in enumerate(samples(config, options.run)):
+    for lesson, sample in enumerate(samples(config, options.run, options.trust)):
         students = students or {model: Student(model, config, sample.spaces, options) for model in (*MODELS, UNTRAINED)}
         found = {
             model: student.study(sample.training, sample.validation, lesson) for model, student in students.items()
@@ -199,7 +205,13 @@ def all_seeds(options: Probe, seeds: list[int]) -> Iterator[list[Row]]:
     if options.jobs == 1:
         yield from map(_probe_seed, work)
         return
-    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+    os.environ["PYTHONSAFEPATH"] = "1"  # a pickle.py in the working directory must not be run in place of Python's own
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is this process's to handle, not theirs
+    try:
+        pool = multiprocessing.get_context("spawn").Pool(min(options.jobs, len(work)))
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    with pool:
         yield from pool.imap_unordered(_probe_seed, work)
 
 
@@ -235,24 +247,22 @@ def _plus_minus(values: NDArray[np.float64]) -> str:
 def check(options: Probe) -> list[int]:
     """All that can be wrong before anything is trained; the seeds."""
     for name, value in {"jobs": options.jobs, "probe_epochs": options.probe_epochs}.items():
-        if value < 1:
-            raise invalid(name, value, "a whole number above 0")
-    if options.hidden < 0:
-        raise invalid("hidden", options.hidden, "0 or a width")
-    if not options.probe_rate > 0:
+        check_count(name, value)
+    check_count("hidden", options.hidden, least=0)
+    if not 0 < options.probe_rate < float("inf"):
         raise invalid("probe_rate", options.probe_rate, "a number above 0")
     seeds = parse_seeds(options.seeds) if options.seeds else [options.seed]
     for seed in seeds:
         validate(agent_config(options, seed))
     check_task(agent_config(options, seeds[0]).env)
     check_vacant(options.out)
+    make_writable("out", options.out)
     return seeds
 
 
 def main(argv: list[str]) -> None:
     options = parse(Probe, argv, "deir probe", {"method": "none"})
     seeds = check(options)
-    options.out.mkdir(parents=True, exist_ok=True)
     table, rows = options.out / "probe.csv", list[Row]()
     for found in all_seeds(options, seeds):
         append(found, table)

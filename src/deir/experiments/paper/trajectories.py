@@ -93,9 +93,9 @@ def while_training(config: Config) -> Iterator[Sample]:
         trainer.close()
 
 
-def of_run(path: Path, config: Config) -> Iterator[Sample]:
+def of_run(path: Path, config: Config, trust: bool) -> Iterator[Sample]:
     """Rollouts of a trained agent that learns no more, in its own task; `config` says how long, and the seed."""
-    agent = load(path)
+    agent = load(path, trust)
     played = replace(agent.config, seed=config.seed, steps=config.steps)
     streams = [Player(played, purpose) for purpose in ("training", "validation")]
     frames = 0
@@ -109,5 +109,5 @@ def of_run(path: Path, config: Config) -> Iterator[Sample]:
             stream.close()
 
 
-def samples(config: Config, run: Path | None) -> Iterator[Sample]:
-    return while_training(config) if run is None else of_run(run, config)
+def samples(config: Config, run: Path | None, trust: bool = False) -> Iterator[Sample]:
+    return while_training(config) if run is None else of_run(run, config, trust)

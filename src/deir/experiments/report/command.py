@@ -6,7 +6,6 @@ import csv
 import math
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from deir.errors import UserError, invalid
+from deir.files import as_cell, make_writable, sync_directory, sync_tree
 
 if TYPE_CHECKING:
     from deir.experiments.report.analysis import Study
@@ -48,14 +48,16 @@ class Report:
 def run(args: Report) -> None:
     if not args.runs:
         raise UserError("runs: got none, expected run directories or one above some: deir report runs --out DIR")
-    if args.resamples < 100:
-        raise invalid("resamples", args.resamples, "a whole number of at least 100")
     _require_extra()
     from deir.experiments.report.analysis import Study
     from deir.experiments.report.curves import read_all
     from deir.experiments.report.summary_text import counted
+    from deir.runs.ranges import check_count
 
+    check_count("resamples", args.resamples, least=100)
+    recover(args.out)
     check_out(args.out)
+    make_writable("out", args.out.resolve().parent)
     curves, notes = read_all(args.runs, args.by_directory)
     check_nothing_lost(args.out, curves)
     study = Study(curves, args.resamples, notes)
@@ -108,10 +110,10 @@ def write(study: Study, out: Path, title: str, figures: bool = True) -> None:
     """The whole report, built beside its place and then put there."""
     from deir.experiments.report import curves, page, static_figures, summary_text
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        new = Path(scratch) / "new"
-        new.mkdir()
+    recover(out)
+    new, before = _beside(out)
+    new.mkdir()
+    try:
         curves.write_table(study.curves, new / "curves.csv")
         _write_rows(study.summary, new / "summary.csv")
         _write_rows(study.probabilities, new / "probability.csv")
@@ -121,9 +123,27 @@ def write(study: Study, out: Path, title: str, figures: bool = True) -> None:
             (new / FIGURES).mkdir()
             static_figures.draw_all(study, new / FIGURES)
         (new / PAGE).write_text(page.render(study, title))
+        sync_tree(new)  # a later report may have nothing but this one's curves.csv to go by
         if out.exists():
-            out.rename(Path(scratch) / "old")
-        shutil.move(new, out)
+            out.rename(before)
+        new.rename(out)
+        sync_directory(out.parent)
+    finally:
+        recover(out)
+
+
+def _beside(out: Path) -> tuple[Path, Path]:
+    """Where a report is built, and where the one before it waits until the new one is in its place."""
+    return out.parent / f".{out.name}.new", out.parent / f".{out.name}.before"
+
+
+def recover(out: Path) -> None:
+    """What a killed report left: the old one goes back if the new one is not in its place."""
+    new, before = _beside(out)
+    if before.exists() and not out.exists():
+        before.rename(out)
+    for left in (new, before):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
@@ -135,5 +155,5 @@ def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
 
 def _cell(value: Any) -> Any:
     if not isinstance(value, float):
-        return value
+        return as_cell(value) if isinstance(value, str) else value
     return "" if math.isnan(value) else f"{value:.6g}" if not value.is_integer() else int(value)

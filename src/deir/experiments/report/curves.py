@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from deir.config import EnvConfig, flatten, load_yaml
 from deir.errors import UserError, invalid
+from deir.files import as_cell, check_seal, from_cell
+from deir.runs.progress import read_rows
 
 Array = NDArray[np.float64]
 LABELS = ("env", "method", "seed")
@@ -28,6 +30,7 @@ COLUMNS = (
     "lifelong_efficiency",
     "episodes",
 )
+LONGEST_LABEL = 300  # characters
 SWEEP = "sweep.yaml"  # stands at the root of a sweep's runs
 _NOT_THE_TASK = {"n_envs", "layout_worker"}
 _NOT_THE_METHOD = ("env", "method", "steps", "seed", "target_return", "device", "threads", "tensorboard", "checkpoint")
@@ -91,11 +94,11 @@ def _search(place: Path) -> tuple[list[Path], list[Path]]:
 
 def read_run(path: Path, by_directory: bool = False) -> Curve | None:
     """The curve of a run directory; None before its first iteration."""
+    check_seal(path / "config.yaml")
     config = load_yaml(path / "config.yaml")
     if not isinstance(config.get("env"), dict) or not {"method", "seed"} <= config.keys():
         raise UserError(f"{path / 'config.yaml'}: expected the configuration of a run, with env, method and seed")
-    with (path / "progress.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]  # a torn last line has too few cells
+    rows = read_rows(path / "progress.csv")
     if not rows:
         return None
     env, method = _labels(path, config, by_directory)
@@ -110,9 +113,14 @@ def _labels(path: Path, config: dict[str, Any], by_directory: bool) -> tuple[str
     whole = path.resolve()
     below_seed = re.match(r"seed\d+", whole.name)
     if below_seed and len(whole.parts) > 3 and (whole.parents[2] / SWEEP).is_file():
-        return whole.parents[1].name, whole.parents[0].name
+        return _printable(whole.parents[1].name), _printable(whole.parents[0].name)
     method = whole.parent.name if by_directory and below_seed else str(config["method"])
-    return task_name(config["env"]), method
+    return _printable(task_name(config["env"])), _printable(method)
+
+
+def _printable(text: str) -> str:
+    """A label without what a terminal would obey, and not endless: it may come from a stranger's file."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:LONGEST_LABEL])
 
 
 def task_name(env: dict[str, Any]) -> str:
@@ -135,7 +143,8 @@ def read_table(path: Path) -> list[Curve]:
             raise UserError(f"runs: {path} is no curves.csv of a report: it has no column {', '.join(sorted(missing))}")
         by_run: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
         for row in reader:
-            by_run.setdefault((row["env"], row["method"], row["seed"]), []).append(row)
+            env, method = from_cell(row["env"] or ""), from_cell(row["method"] or "")
+            by_run.setdefault((env, method, row["seed"] or ""), []).append(row)
     return [
         Curve(env, method, _whole(seed, path), _columns(rows, path), path)
         for (env, method, seed), rows in by_run.items()
@@ -143,7 +152,7 @@ def read_table(path: Path) -> list[Curve]:
 
 
 def _whole(text: str, path: Path) -> int:
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise invalid(f"{path}: seed", text, "a whole number")
     return int(text)
 
@@ -165,7 +174,7 @@ def write_table(curves: Iterable[Curve], path: Path) -> None:
         writer.writerow([*LABELS, *COLUMNS])
         for curve in curves:
             for point in zip(*(curve.columns[name] for name in COLUMNS), strict=True):
-                writer.writerow([curve.env, curve.method, curve.seed, *map(_cell, point)])
+                writer.writerow([as_cell(curve.env), as_cell(curve.method), curve.seed, *map(_cell, point)])
 
 
 def _cell(value: float) -> str:

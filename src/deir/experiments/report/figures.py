@@ -11,11 +11,12 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from deir.runs.progress import read_rows
+
 
 def read_curve(progress: Path, column: str = "return_mean") -> tuple[list[int], list[float]]:
     """Frames and values of one column of a progress.csv, without the rows that have none."""
-    with progress.open(newline="") as file:
-        rows = [(int(float(row["frames"])), row.get(column)) for row in csv.DictReader(file)]
+    rows = [(int(float(row["frames"])), row.get(column)) for row in read_rows(progress)]
     kept = [(frames, float(value)) for frames, value in rows if value]
     return [frames for frames, _ in kept], [value for _, value in kept]
 

@@ -18,6 +18,7 @@ from deir.experiments.report.curves import Curve, read_all, write_table
 
 WINDOW = 100  # episodes of a full mean
 FEWEST = 20  # episodes below which a mean is not drawn
+NAMES = {"none": "PPO alone"}  # in figures
 Groups = dict[tuple[str, str], list[Curve]]
 
 
@@ -102,7 +103,8 @@ def draw(groups: Groups, out: Path, columns: int) -> None:
             common = common[(common >= max(f[0] for f, _ in drawn)) & (common <= min(f[-1] for f, _ in drawn))]
             mean = np.mean([np.interp(common, *pair) for pair in drawn], 0)
             seeds = f"{len(group)} seed{'s' if len(group) > 1 else ''}"
-            axis.plot(common, mean, color=look.color, linestyle=look.linestyle, linewidth=2, label=f"{method}, {seeds}")
+            name = NAMES.get(method, method)
+            axis.plot(common, mean, color=look.color, linestyle=look.linestyle, linewidth=2, label=f"{name}, {seeds}")
         axis.set(title=task, xlabel="frames")
         axis.xaxis.set_major_formatter(EngFormatter())
         axis.grid(alpha=0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from deir.experiments.report.analysis import ALL, Study
@@ -47,8 +48,10 @@ def _budget(study: Study, task: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A label can hold any character; these would break a table."""
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    """A label can hold any character. These would break a table, or be a link, a picture or HTML."""
+    escaped = re.sub(r"([\\`*\[\]|~])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    escaped = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", escaped)  # inside a word it is no emphasis
+    return re.sub(r"^(\s*)([#+-])", r"\1\\\2", " ".join(escaped.split()))
 
 
 def counted(number: int, noun: str) -> str:

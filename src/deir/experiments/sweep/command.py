@@ -16,9 +16,14 @@ from deir.experiments.report.curves import SWEEP
 from deir.experiments.sweep.engines import EngineName, LocalEngine, make_engine
 from deir.experiments.sweep.grid import Grid, read_grid
 from deir.experiments.sweep.jobs import Job, check_all
+from deir.experiments.sweep.launch import GRACE
 from deir.experiments.sweep.live_table import SweepBoard, duration
-from deir.experiments.sweep.scheduler import RETRIES, Run, run_all
-from deir.files import only_writer, write_whole
+from deir.experiments.sweep.scheduler import RETRIES, STALL, Run, run_all
+from deir.files import make_writable, only_writer, write_whole
+from deir.runs.directory import RunDirectory
+from deir.runs.ranges import check_count
+from deir.runs.run import frames_done as frames_done_in
+from deir.runs.summary import read_summary
 
 GUESSES = {"MiniGrid": 2_000, "MiniGrid with noise": 400, "vectors": 1_500, "other tasks": 50}
 """Frames/s of a run with one thread, to plan with before anything was measured."""
@@ -42,27 +47,34 @@ class Sweep:
     """Ray: GPUs of a run, a share such as 0.25 where several fit; 1 when not given and the device is a GPU."""
     retries: int = RETRIES
     """How often a run that crashes is tried again."""
+    stall: float = STALL
+    """Minutes without progress after which a run is said to hang; 0: nothing is said."""
+    grace: float = GRACE
+    """Seconds a run may take to write its checkpoint when it is stopped; after them it is killed."""
+    trust: bool = False
+    """Import code that the file names (module:factory, package.module:Class)."""
     dry_run: bool = False
     """Only show the runs, their frames and an estimate of the time."""
 
 
 def sweep(args: Sweep) -> int:
     """The exit code: 0 when all runs are finished, 1 when any failed, 130 when interrupted."""
-    if args.retries < 0:
-        raise invalid("retries", args.retries, "0 or more")
-    grid = read_grid(args.file, check_device=args.engine == "local")
+    check_count("retries", args.retries, least=0)
+    if not 0 <= args.stall < float("inf"):
+        raise invalid("stall", args.stall, "a number of minutes, 0 or more")
+    grid = read_grid(args.file, args.engine == "local", args.trust)
     out = args.out or Path("runs") / grid.name
     jobs = grid.jobs(out)
     check_all(jobs)
     if args.dry_run:
         print_plan(grid, jobs, args.jobs)
         return 0
-    engine = make_engine(args.engine, args.jobs, args.address, args.gpus)
+    make_writable("out", out)
+    engine = make_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         with only_writer(out), SweepBoard(out) as board:
             write_whole(out / SWEEP, args.file.read_text())  # by which a report knows whose labels the directories are
-            runs = run_all(jobs, engine, args.retries, board)
+            runs = run_all(jobs, engine, args.retries, board, args.stall)
             print(board.total(runs))
     finally:
         engine.close()
@@ -114,17 +126,15 @@ def print_plan(grid: Grid, jobs: Sequence[Job], parallel: int | None) -> None:
 
 
 def frames_done(job: Job) -> int:
-    from deir.runs.run import frames_done as frames
-
-    return frames(job.out) or 0
+    return frames_done_in(job.out) or 0
 
 
 def estimate(to_do: dict[Job, int], jobs: Sequence[Job]) -> tuple[float, str]:
     """Seconds if one run followed the other, and what that is based on."""
     speeds: dict[Path, list[float]] = {}
     for job in jobs:
-        summary = job.summary if job.finished else None
-        if summary and summary["frames_per_second"]:
+        summary = read_summary(RunDirectory(job.out).summary) if job.finished else None
+        if summary and summary.get("frames_per_second"):
             speeds.setdefault(job.out.parent, []).append(summary["frames_per_second"])
     measured = {cell: sum(values) / len(values) for cell, values in speeds.items()}
     seconds = 0.0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
+from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from deir.config import to_dict
 from deir.errors import UserError, invalid
 from deir.experiments.sweep.jobs import Job
-from deir.experiments.sweep.launch import Order, launch, run_task
+from deir.experiments.sweep.launch import GRACE, Order, launch, run_task
 
 EngineName = Literal["local", "ray"]
 INTERRUPTED = 130
@@ -19,8 +21,9 @@ RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 """Ray tells nobody of its use; and its processes, hence our runs, do not yield to every other process."""
 
 
-def order_of(job: Job) -> Order:
-    return {"out": str(job.out.resolve()), "log": str(job.log.resolve()), "config": to_dict(job.config)}
+def order_of(job: Job, grace: float = GRACE) -> Order:
+    paths = {"out": str(job.out.resolve()), "log": str(job.log.resolve())}
+    return {**paths, "config": to_dict(job.config), "grace": grace}
 
 
 class Handle(Protocol):
@@ -34,6 +37,8 @@ class Handle(Protocol):
 
 
 class Engine(Protocol):
+    grace: float  # seconds from `stop` to `kill`
+
     def start(self, job: Job) -> Handle: ...
 
     def has_room(self, running: int) -> bool: ...
@@ -59,19 +64,21 @@ class LocalHandle:
         self.process.terminate()
 
     def kill(self) -> None:
-        self.process.kill()
+        """With all that its environment has started: it leads a session of its own."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class LocalEngine:
     """Processes of this machine, `jobs` at a time."""
 
-    def __init__(self, jobs: int | None = None) -> None:
+    def __init__(self, jobs: int | None = None, grace: float = GRACE) -> None:
         if jobs is not None and jobs < 1:
             raise invalid("jobs", jobs, "a whole number above 0")
-        self.jobs = jobs or cores()
+        self.jobs, self.grace = jobs or cores(), grace
 
     def start(self, job: Job) -> Handle:
-        return LocalHandle(launch(order_of(job)))
+        return LocalHandle(launch(order_of(job, self.grace)))
 
     def has_room(self, running: int) -> bool:
         return running < self.jobs
@@ -88,13 +95,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_engine(name: EngineName, jobs: int | None, address: str | None, gpus: float | None) -> Engine:
+def make_engine(
+    name: EngineName, jobs: int | None, address: str | None, gpus: float | None, grace: float = GRACE
+) -> Engine:
+    if not 0 <= grace < float("inf"):
+        raise invalid("grace", grace, "a number of seconds, 0 or more")
+    if gpus is not None and not 0 <= gpus < 1000:
+        raise invalid("gpus", gpus, "a number of GPUs, 0 or more")
     if name == "ray":
-        return RayEngine(jobs, address, gpus)
+        return RayEngine(jobs, address, gpus, grace)
     if address is not None or gpus is not None:
         option = "address" if address is not None else "gpus"
         raise invalid(option, address if address is not None else gpus, "--engine ray with it")
-    return LocalEngine(jobs)
+    return LocalEngine(jobs, grace)
 
 
 class RayHandle:
@@ -125,10 +138,10 @@ class RayHandle:
 class RayEngine:
     """Tasks of Ray, which decides when and where they run. Paths must be the same on all machines."""
 
-    def __init__(self, jobs: int | None, address: str | None, gpus: float | None) -> None:
+    def __init__(self, jobs: int | None, address: str | None, gpus: float | None, grace: float = GRACE) -> None:
         if jobs is not None and jobs < 1:
             raise invalid("jobs", jobs, "a whole number above 0")
-        self.jobs, self.gpus = jobs, gpus
+        self.jobs, self.gpus, self.grace = jobs, gpus, grace
         self.ray = _connected(address)
         # the pool counts attempts; Ray would start a crashed task again without telling
         self.task = self.ray.remote(max_retries=0)(run_task)
@@ -136,7 +149,7 @@ class RayEngine:
     def start(self, job: Job) -> Handle:
         gpus = self.gpus if self.gpus is not None else float(job.config.device.startswith("cuda"))
         task = self.task.options(num_cpus=job.config.threads or 1, num_gpus=gpus, name=str(job.out))
-        return RayHandle(self.ray, task.remote(order_of(job)))
+        return RayHandle(self.ray, task.remote(order_of(job, self.grace)))
 
     def has_room(self, running: int) -> bool:
         """Without a limit Ray gets them all, and starts them as its machines have room."""

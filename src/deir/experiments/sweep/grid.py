@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deir.config import Config, EnvConfig, load_yaml, parse_count
-from deir.errors import UserError, invalid, unknown
+from deir.errors import UserError, invalid, shortened, unknown
 from deir.experiments.sweep.jobs import Job, parse_seeds
+from deir.imports import check_trusted
+from deir.runs.ranges import LARGEST_WHOLE
 from deir.runs.run import configure, validate
 
 REQUIRED = ("envs", "methods", "seeds", "steps")
 KEYS = ("name", *REQUIRED, "overrides", "cells")
 CONFIG_KEYS = tuple(f.name for f in dataclasses.fields(Config) if f.name != "seed")
 ENV_KEYS = tuple(f.name for f in dataclasses.fields(EnvConfig))
+LONGEST_NAME = 200  # bytes; file systems allow 255
 Tree = dict[str, Any]
 
 
@@ -41,16 +45,19 @@ class Grid:
         ]
 
 
-def read_grid(path: Path, check_device: bool = True) -> Grid:
-    """`check_device` False: the runs will be on other machines, which may have what this one lacks."""
+def read_grid(path: Path, check_device: bool = True, trust: bool = False) -> Grid:
+    """`check_device` False: the runs will be on other machines, which may have what this one lacks.
+
+    `trust`: whether code that the file names may be imported.
+    """
     tree = load_yaml(path)
     try:
-        return make_grid(tree, path.stem, check_device)
+        return make_grid(tree, path.stem, check_device, trust)
     except UserError as mistake:
         raise UserError(f"{path}: {mistake}") from None
 
 
-def make_grid(tree: Tree, default_name: str, check_device: bool = True) -> Grid:
+def make_grid(tree: Tree, default_name: str, check_device: bool = True, trust: bool = False) -> Grid:
     known_keys(tree, KEYS, "sweep key")
     for key in REQUIRED:
         if key not in tree:
@@ -70,15 +77,16 @@ def make_grid(tree: Tree, default_name: str, check_device: bool = True) -> Grid:
             for exception in exceptions:
                 if env in exception.envs and method in exception.methods:
                     chosen = merged(chosen, exception.changes)
-            cells.append(Cell(env, method, _configs(chosen, f"{env}, {method}", check_device)))
+            cells.append(Cell(env, method, _configs(chosen, f"{env}, {method}", check_device, trust)))
     return Grid(name, tuple(cells))
 
 
-def _configs(chosen: Tree, where: str, check_device: bool) -> tuple[Config, ...]:
+def _configs(chosen: Tree, where: str, check_device: bool, trust: bool) -> tuple[Config, ...]:
     seeds = seed_list(chosen.pop("seeds"))
     steps = parse_count(chosen.pop("steps"))
     try:
         config = configure({**chosen, "steps": steps, "seed": seeds[0]})
+        check_trusted(config.env.id, config.method, "the file", trust)
         config = replace(config, threads=config.threads or 1)
         validate(config if check_device else replace(config, device="cpu"))
     except UserError as mistake:
@@ -110,10 +118,10 @@ def _selected(wanted: Any, labels: Tree, field: str) -> tuple[str, ...]:
     """A label, several, or all when none is named."""
     if wanted is None:
         return tuple(labels)
-    chosen = tuple(str(label) for label in wanted) if isinstance(wanted, list) else (str(wanted),)
+    chosen = tuple(wanted) if isinstance(wanted, list) else (wanted,)
     for label in chosen:
-        if label not in labels:
-            raise unknown(field, label, labels)
+        if not isinstance(label, str) or label not in labels:
+            raise unknown(field, shortened(label).strip("'"), labels)
     return chosen
 
 
@@ -142,8 +150,9 @@ def _entries(given: Any, field: str) -> dict[str, Tree]:
 
 
 def _label(text: Any, field: str) -> str:
-    if not isinstance(text, str) or not text.strip() or text.startswith(".") or "\\" in text:
-        raise invalid(field, text, "a text that can name a directory")
+    odd = not isinstance(text, str) or not text.strip() or text.startswith(".") or "\\" in text
+    if odd or not text.isprintable() or len(os.fsencode(text)) > LONGEST_NAME:
+        raise invalid(field, text, f"a text that can name a directory, at most {LONGEST_NAME} bytes long")
     return text
 
 
@@ -157,17 +166,18 @@ def folder(label: str) -> str:
 
 def seed_list(given: Any) -> list[int]:
     """0-2, "1,5,7", 3, or a list of numbers."""
-    if isinstance(given, list):
-        if not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in given):
-            raise invalid("seeds", given, "whole numbers")
-        return parse_seeds(",".join(map(str, given)))
-    return parse_seeds(str(given))
+    if isinstance(given, str):
+        return parse_seeds(given)
+    seeds = given if isinstance(given, list) else [given]
+    if not seeds or not all(type(seed) is int and 0 <= seed <= LARGEST_WHOLE for seed in seeds):
+        raise invalid("seeds", given, "whole numbers such as 0-3 or 1,5,7")
+    return parse_seeds(",".join(map(str, seeds)))
 
 
 def known_keys(tree: Tree, choices: tuple[str, ...], field: str) -> None:
     for key in tree:
         if key not in choices:
-            raise unknown(field, str(key), choices)
+            raise unknown(field, shortened(key).strip("'"), choices)
 
 
 def _list(given: Any, field: str) -> list[Any]:

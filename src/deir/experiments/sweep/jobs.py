@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deir.config import Config, flatten, to_dict
 from deir.errors import UserError, invalid
-from deir.runs.run import RunDirectory, load_config
-
-TAIL = 1 << 15  # bytes that hold the last row of any progress.csv
+from deir.runs.directory import RunDirectory
+from deir.runs.ranges import LARGEST_OF_COMMANDS
+from deir.runs.run import load_config
+from deir.runs.summary import ENDED_WELL, read_summary
 
 
 @dataclass(frozen=True)
@@ -27,16 +25,11 @@ class Job:
         return self.out.parent / f"{self.out.name}.log"
 
     @property
-    def summary(self) -> dict[str, Any] | None:
-        path = RunDirectory(self.out).summary
-        return json.loads(path.read_text()) if path.is_file() else None
-
-    @property
     def finished(self) -> bool:
-        summary = self.summary
-        if summary is None or summary["status"] not in ("finished", "target reached"):
+        summary = read_summary(RunDirectory(self.out).summary)
+        if summary is None or summary["status"] not in ENDED_WELL:
             return False
-        return summary["status"] == "target reached" or summary["final"]["frames"] >= self.config.steps
+        return bool(summary["status"] == "target reached" or summary["final"]["frames"] >= self.config.steps)
 
     @property
     def state(self) -> str:
@@ -51,7 +44,8 @@ class Job:
             if run.progress.exists():
                 raise UserError(f"{self.out} has a progress.csv but no config.yaml: not a run this can go on with")
             return
-        stored, wanted = flatten(to_dict(load_config(self.out))), flatten(to_dict(self.config))
+        known = load_config(self.out, trust=True)  # only compared: nothing that it names is imported
+        stored, wanted = flatten(to_dict(known)), flatten(to_dict(self.config))
         for field, value in wanted.items():
             if value == stored[field] or (field == "steps" and value > stored[field]):
                 continue
@@ -66,27 +60,6 @@ def check_all(jobs: Iterable[Job]) -> None:
         job.check()
 
 
-def read_rows(progress: Path) -> list[dict[str, str]]:
-    """The whole rows of a progress.csv that may be in the middle of being written."""
-    if not progress.is_file():
-        return []
-    text = progress.read_text()
-    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
-
-
-def last_row(progress: Path) -> dict[str, str] | None:
-    """The last whole row, without reading the rest."""
-    if not progress.is_file():
-        return None
-    with progress.open("rb") as file:
-        header = file.readline().decode()
-        begin = file.tell()
-        file.seek(0, 2)
-        file.seek(max(begin, file.tell() - TAIL))
-        lines = file.read().decode(errors="replace").split("\n")[:-1]
-    return next(iter(csv.DictReader([header, lines[-1]]))) if lines else None
-
-
 def last_lines(log: Path, count: int = 8) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:]) if log.is_file() else ""
 
@@ -94,10 +67,14 @@ def last_lines(log: Path, count: int = 8) -> str:
 def parse_seeds(text: str) -> list[int]:
     """'0-3' -> [0, 1, 2, 3]; '1,5' -> [1, 5]"""
     try:
-        parts = [part.split("-") for part in text.split(",")]
-        seeds = [seed for part in parts for seed in range(int(part[0]), int(part[-1]) + 1)]
+        parts = [[int(end) for end in part.split("-")] for part in text.split(",")]
     except ValueError:
         raise invalid("seeds", text, "whole numbers such as 0-3 or 1,5,7") from None
+    if max(len(part) for part in parts) > 2:
+        raise invalid("seeds", text, "whole numbers such as 0-3 or 1,5,7")
+    if sum(max(0, part[-1] - part[0] + 1) for part in parts) > LARGEST_OF_COMMANDS["seeds"]:
+        raise invalid("seeds", text, f"at most {LARGEST_OF_COMMANDS['seeds']:,} of them")
+    seeds = [seed for part in parts for seed in range(part[0], part[-1] + 1)]
     if not seeds or len(set(seeds)) < len(seeds):
         raise invalid("seeds", text, "a rising range such as 0-3, or distinct numbers")
     return seeds

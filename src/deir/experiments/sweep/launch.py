@@ -6,24 +6,27 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deir.imports import python
+
+GRACE = 120.0  # seconds a run that is asked to stop may take to end its iteration and write its checkpoint
 Order = dict[str, Any]
-"""All a worker must know, as plain data: `out`, `log`, and the `config` as a tree."""
+"""All a worker must know, as plain data: `out`, `log`, the `config` as a tree, and its seconds of `grace`."""
 
 
 def launch(order: Order) -> subprocess.Popen[bytes]:
     """Starts the process. Its own session: Ctrl-C reaches the parent, who then asks it to stop."""
     log = Path(order["log"])
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()  # by which whoever watches sees that it is no longer in a queue
     environment = {**os.environ, "OMP_NUM_THREADS": str(order["config"]["threads"] or 1)}
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "deir.experiments.sweep.worker"],
+            python("deir.experiments.sweep.worker", "main"),
             stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True,
         )  # fmt: skip
     assert process.stdin is not None

@@ -11,9 +11,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from deir.experiments.sweep.jobs import last_lines, last_row
+from deir.experiments.sweep.jobs import last_lines
 from deir.experiments.sweep.scheduler import Board, Run
-from deir.runs.run import RunDirectory
+from deir.runs.directory import RunDirectory
+from deir.runs.progress import last_row
+from deir.runs.stopping import output_failed, say
 
 SHOWN = 20  # rows of the live table
 LOOK = 1.0  # seconds between two looks at the runs' progress
@@ -49,12 +51,12 @@ class SweepBoard(Board):
 
     def tell(self, run: Run, event: str) -> None:
         self._look([run])
-        # print, not the console, which would break long lines
-        print(f"{event:<9} {self._name(run)}  {self._progress(run)}", flush=True)
+        # not by the console, which would break long lines
+        say(f"{event:<9} {self._name(run)}  {self._progress(run)}")
         if event == "FAILED":
-            print(f"  the last lines of {run.job.log}:", flush=True)
+            say(f"  the last lines of {run.job.log}:")
             for line in last_lines(run.job.log).splitlines():
-                print(f"    {line}", flush=True)
+                say(f"    {line}")
 
     def show(self, runs: Sequence[Run]) -> None:
         now = time.monotonic()
@@ -65,10 +67,13 @@ class SweepBoard(Board):
         if self.frames_at_begin is None:
             self.frames_at_begin = self._frames(runs)
         if self.live:
-            self.live.update(Group(self._table(runs), self.total(runs)), refresh=True)
+            try:
+                self.live.update(Group(self._table(runs), self.total(runs)), refresh=True)
+            except OSError as error:
+                output_failed(error)
         elif now - max(self.said, self.begin) >= LINE:
             self.said = now
-            print(self.total(runs), flush=True)
+            say(self.total(runs))
 
     def _look(self, runs: Sequence[Run]) -> None:
         for run in runs:

@@ -13,10 +13,14 @@ import tyro
 
 from deir.errors import UserError, invalid
 from deir.experiments.sweep.engines import Engine, EngineName, make_engine
+from deir.experiments.sweep.jobs import Job, check_all
+from deir.experiments.sweep.launch import GRACE
 from deir.experiments.sweep.live_table import SweepBoard
-from deir.experiments.sweep.scheduler import PAUSE, RETRIES, Run, advance, stop_all, stop_signals
+from deir.experiments.sweep.scheduler import PAUSE, RETRIES, STALL, Run, advance, stop_all, stop_signals
+from deir.experiments.tune.lock import alone
 from deir.experiments.tune.study import Curve, Plan, figure, read_plan
-from deir.files import only_writer
+from deir.files import make_writable, only_writer
+from deir.runs.ranges import check_count
 
 if TYPE_CHECKING:
     import optuna
@@ -42,6 +46,12 @@ class Tune:
     """Ray: GPUs of a run, a share such as 0.25 where several fit; 1 when not given and the device is a GPU."""
     retries: int = RETRIES
     """How often a run that crashes is tried again."""
+    stall: float = STALL
+    """Minutes without progress after which a run is said to hang; 0: nothing is said."""
+    grace: float = GRACE
+    """Seconds a run may take to write its checkpoint when it is stopped; after them it is killed."""
+    trust: bool = False
+    """Import code that the file names (module:factory, package.module:Class)."""
 
 
 class Judged:
@@ -50,6 +60,7 @@ class Judged:
     def __init__(self, trial: optuna.Trial, plan: Plan, out: Path, known: int = 0) -> None:
         self.trial = trial
         jobs = plan.jobs(trial.params, out)
+        _check_own(trial, jobs)
         self.runs = [Run(job, "finished" if job.finished else "waiting") for job in jobs]
         self.curve = Curve(plan, jobs)
         self.warmup = plan.warmup
@@ -90,20 +101,30 @@ class Judged:
         return f"{value:.4f}"
 
 
+def _check_own(trial: optuna.Trial, jobs: Sequence[Job]) -> None:
+    """Runs that are there must be of these parameters: the database may be a new one, and the runs of an old one."""
+    try:
+        check_all(jobs)
+    except UserError as mistake:
+        raise UserError(f"trial {trial.number}: {mistake}") from None
+
+
 def tune(args: Tune) -> int:
     """The exit code: 0 when all trials are done, 1 when any failed, 130 when interrupted."""
-    if args.retries < 0:
-        raise invalid("retries", args.retries, "0 or more")
+    check_count("retries", args.retries, least=0)
+    if not 0 <= args.stall < float("inf"):
+        raise invalid("stall", args.stall, "a number of minutes, 0 or more")
     _check_installed()
-    plan = read_plan(args.file, check_device=args.engine == "local")
+    plan = read_plan(args.file, args.engine == "local", args.trust)
     out = args.out or Path("runs") / plan.name
-    engine = make_engine(args.engine, args.jobs, args.address, args.gpus)
+    make_writable("out", out)
+    engine = make_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         with only_writer(out):
-            study = open_study(plan, args.storage or f"sqlite:///{out / 'study.db'}")
+            storage = args.storage or f"sqlite:///{out / 'study.db'}"
+            study = open_study(plan, storage)
             with SweepBoard(out) as board:
-                finished = search(study, plan, out, engine, args.retries, board)
+                finished = search(study, storage, plan, out, engine, args.retries, board, args.stall)
             _write_results(study, plan, out)
     finally:
         engine.close()
@@ -127,16 +148,18 @@ def open_study(plan: Plan, storage: str) -> optuna.Study:
     import optuna
     from sqlalchemy.exc import SQLAlchemyError
 
+    wanted = json.loads(json.dumps(plan.identity()))
     try:
-        study = optuna.create_study(
-            storage=storage, study_name=plan.name, direction="maximize", load_if_exists=True, pruner=make_pruner(plan)
-        )
+        with alone(storage, plan.name):
+            study = optuna.create_study(
+                storage=storage, study_name=plan.name, direction="maximize", load_if_exists=True,
+                pruner=make_pruner(plan),
+            )  # fmt: skip
+            if "plan" not in study.user_attrs:
+                _enqueue(study, plan)
+                study.set_user_attr("plan", wanted)
     except (SQLAlchemyError, ImportError) as error:
         raise invalid("storage", storage, f"a database that can be opened ({error})") from None
-    wanted = json.loads(json.dumps(plan.identity()))
-    if "plan" not in study.user_attrs:
-        study.set_user_attr("plan", wanted)
-        _enqueue(study, plan)
     stored = study.user_attrs["plan"]
     for name in wanted:
         if wanted[name] != stored[name]:
@@ -153,7 +176,7 @@ def _enqueue(study: optuna.Study, plan: Plan) -> None:
     own = plan.own_values()
     first = [own] if all(_allows(values, own[key]) for key, values in plan.search.items()) else []
     for params in [*first, *(point for point in plan.grid() if point not in first)]:
-        study.enqueue_trial(params)
+        study.enqueue_trial(params, skip_if_exists=True)  # a tuner may have been killed while it filled the queue
 
 
 def _allows(values: Any, value: Any) -> bool:
@@ -181,7 +204,10 @@ def make_sampler(plan: Plan, trials_so_far: int) -> optuna.samplers.BaseSampler:
     return samplers.TPESampler(seed=trials_so_far, n_startup_trials=max(3, plan.n_trials // 4), constant_liar=True)
 
 
-def search(study: optuna.Study, plan: Plan, out: Path, engine: Engine, retries: int, board: SweepBoard) -> bool:
+def search(
+    study: optuna.Study, storage: str, plan: Plan, out: Path, engine: Engine, retries: int, board: SweepBoard,
+    stall: float = STALL,
+) -> bool:  # fmt: skip
     """Whether it came to its end: all trials done, and not interrupted."""
     root = (out / "trials").resolve()
     trials = interrupted_trials(study, plan, root)
@@ -189,12 +215,12 @@ def search(study: optuna.Study, plan: Plan, out: Path, engine: Engine, retries: 
     with stop_signals() as signals:
         try:
             while not signals:
-                while len(_active(runs)) < engine.capacity and _count_begun(study) < plan.n_trials:
-                    trials.append(_asked(study, plan, root))
-                    runs += trials[-1].runs
+                while len(_active(runs)) < engine.capacity and (trial := asked(study, storage, plan, root)):
+                    trials.append(trial)
+                    runs += trial.runs
                 if not trials:
                     return True
-                advance(runs, engine, retries, board.tell)
+                advance(runs, engine, retries, board.tell, stall)
                 board.show(runs)
                 for trial in trials:
                     if not trial.pruned:
@@ -205,7 +231,7 @@ def search(study: optuna.Study, plan: Plan, out: Path, engine: Engine, retries: 
                 time.sleep(PAUSE)
             return False
         finally:
-            stop_all(runs, urgent=lambda: len(signals) > 1)
+            stop_all(runs, lambda: len(signals) > 1, engine.grace, board.tell)
 
 
 def _active(runs: Sequence[Run]) -> list[Run]:
@@ -217,10 +243,16 @@ def _count_begun(study: optuna.Study) -> int:
     return sum(trial.state.name != "WAITING" for trial in study.get_trials(deepcopy=False))
 
 
-def _asked(study: optuna.Study, plan: Plan, root: Path) -> Judged:
-    trial = study.ask(plan.space())
-    place = root / f"{trial.number:04d}"
-    trial.set_user_attr("runs", str(place))
+def asked(study: optuna.Study, storage: str, plan: Plan, root: Path) -> Judged | None:
+    """The next trial, or None when all have been begun, by whoever shares the study."""
+    if _count_begun(study) >= plan.n_trials:
+        return None
+    with alone(storage, plan.name):
+        if _count_begun(study) >= plan.n_trials:
+            return None
+        trial = study.ask(plan.space())
+        place = root / f"{trial.number:04d}"
+        trial.set_user_attr("runs", str(place))
     return Judged(trial, plan, place)
 
 

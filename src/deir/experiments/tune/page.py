@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from deir.experiments.tune.study import Plan, figure
-from deir.files import write_whole
+from deir.files import as_cell, write_whole
 
 if TYPE_CHECKING:
     import optuna
@@ -55,7 +55,8 @@ def write_trials(study: optuna.Study, plan: Plan, path: Path) -> None:
         last = reports[max(reports)] if reports else ""
         seconds = f"{trial.duration.total_seconds():.1f}" if trial.duration else ""
         value = "" if trial.value is None or trial.state.name == "PRUNED" else trial.value
-        params = [trial.params.get(key, "") for key in plan.search]
+        values = [trial.params.get(key, "") for key in plan.search]
+        params = [as_cell(value) if isinstance(value, str) else value for value in values]
         writer.writerow([trial.number, trial.state.name.lower(), value, len(reports), last, seconds, *params])
     write_whole(path, buffer.getvalue())
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 import typing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deir.config import Config, flatten, load_yaml, parse_count, to_dict
-from deir.errors import UserError, invalid, unknown
+from deir.errors import UserError, invalid, shortened, unknown
 from deir.experiments.sweep.grid import CONFIG_KEYS, ENV_KEYS, Tree, known_keys, mapping, merged, name_of, seed_list
-from deir.experiments.sweep.jobs import Job, read_rows
+from deir.experiments.sweep.jobs import Job
+from deir.imports import check_trusted
+from deir.runs.directory import RunDirectory
 from deir.runs.presets import CANDIDATES, nested, part_of
-from deir.runs.run import RunDirectory, configure, validate
+from deir.runs.progress import read_rows
+from deir.runs.ranges import LARGEST_WHOLE, check_count
+from deir.runs.run import configure, validate
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -86,15 +91,16 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def read_plan(path: Path, check_device: bool = True) -> Plan:
+def read_plan(path: Path, check_device: bool = True, trust: bool = False) -> Plan:
+    """`trust`: whether code that the file names may be imported."""
     tree = load_yaml(path)
     try:
-        return make_plan(tree, path.stem, check_device)
+        return make_plan(tree, path.stem, check_device, trust)
     except UserError as mistake:
         raise UserError(f"{path}: {mistake}") from None
 
 
-def make_plan(tree: Tree, default_name: str, check_device: bool = True) -> Plan:
+def make_plan(tree: Tree, default_name: str, check_device: bool = True, trust: bool = False) -> Plan:
     known_keys(tree, KEYS, "tuning key")
     for key in REQUIRED:
         if key not in tree:
@@ -105,6 +111,7 @@ def make_plan(tree: Tree, default_name: str, check_device: bool = True) -> Plan:
     known_keys(env, ENV_KEYS, "key of env")
     base = merged(overrides, {"env": env, "method": tree["method"], "steps": parse_count(tree["steps"])})
     config = configure(base)
+    check_trusted(config.env.id, config.method, "the file", trust)
     search = {key: _values(key, given, config) for key, given in mapping(tree["search"], "search").items()}
     if not search:
         raise invalid("search", tree["search"], "at least one configuration key")
@@ -115,6 +122,8 @@ def make_plan(tree: Tree, default_name: str, check_device: bool = True) -> Plan:
     )  # fmt: skip
     if plan.sampler == "grid" and not all(isinstance(values, list) for values in search.values()):
         raise invalid("sampler", "grid", "candidates or lists in search, not ranges")
+    if plan.sampler == "grid":
+        check_count("n_trials", math.prod(len(values) for values in search.values()))  # before they are listed
     if plan.sampler == "grid" and plan.n_trials > len(plan.grid()):
         raise invalid("n_trials", plan.n_trials, f"at most the {len(plan.grid())} points of the grid")
     for key, values in search.items():
@@ -125,15 +134,16 @@ def make_plan(tree: Tree, default_name: str, check_device: bool = True) -> Plan:
 
 
 def _n_trials(given: Any) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+    if not isinstance(given, int) or isinstance(given, bool):
         raise invalid("n_trials", given, "a whole number above 0")
+    check_count("n_trials", given)
     return given
 
 
 def _chosen(field: str, given: Any, choices: tuple[str, ...]) -> str:
-    if given not in choices:
-        raise unknown(field, str(given), choices)
-    return str(given)
+    if not isinstance(given, str) or given not in choices:
+        raise unknown(field, shortened(given).strip("'"), choices)
+    return given
 
 
 def _pruner(given: Any) -> Tree:
@@ -142,7 +152,7 @@ def _pruner(given: Any) -> Tree:
     known_keys(keys, PRUNER_KEYS, "key of pruner")
     whole = {name: keys.get(name, default) for name, default in (("startup_trials", 4), ("factor", 3))}
     for name, least in (("startup_trials", 0), ("factor", 2)):
-        if not isinstance(whole[name], int) or whole[name] < least:
+        if type(whole[name]) is not int or not least <= whole[name] <= LARGEST_WHOLE:
             raise invalid(f"pruner.{name}", whole[name], f"a whole number of at least {least}")
     warmup = parse_count(keys["warmup"]) if keys.get("warmup") else 0
     return {"kind": _chosen("pruner.kind", keys.get("kind", "median"), PRUNERS), "warmup": warmup, **whole}
@@ -152,7 +162,7 @@ def _values(key: str, given: Any, config: Config) -> Any:
     """A list of values, or a range as {low, high, log, step}."""
     fields = flatten(to_dict(config))
     if key not in fields:
-        raise unknown("search", key, fields)
+        raise unknown("search", shortened(key).strip("'"), fields)
     if key in FIXED:
         raise invalid("search", key, f"a key other than {', '.join(FIXED)}")
     if given == "candidates":
@@ -167,9 +177,12 @@ def _values(key: str, given: Any, config: Config) -> Any:
     known_keys(given, RANGE_KEYS, f"key of search.{key}")
     limits = {name: _number(given.get(name)) for name in ("low", "high", "step")}
     kinds = int if is_whole(key) else (int, float)
+    number = "a whole number" if is_whole(key) else "a number"
     for name in ("low", "high"):
         if not isinstance(limits[name], kinds) or isinstance(limits[name], bool):
-            raise invalid(f"search.{key}.{name}", given.get(name), "a whole number" if is_whole(key) else "a number")
+            raise invalid(f"search.{key}.{name}", given.get(name), number)
+    if limits["step"] is not None and (not isinstance(limits["step"], kinds) or not limits["step"] > 0):
+        raise invalid(f"search.{key}.step", given["step"], f"{number} above 0")
     log = bool(given.get("log", False))
     if not limits["low"] < limits["high"] or (log and limits["low"] <= 0) or (log and limits["step"] is not None):
         raise invalid(f"search.{key}", given, "low below high; with log: low above 0, and no step")
