@@ -48,7 +48,7 @@ TESTS: dict[str, list[str]] = {
     "recurrent": ["tests/test_networks.py", "tests/test_kernels.py"],
     "policy": ["tests/test_actions.py", "tests/test_ppo.py", COLLECT, "-k", "fresh or test_ppo or real or kind"],
     "actions": ["tests/test_actions.py", "tests/test_ppo.py", "-k", "not runs_repeat and not minigrid"],
-    "rollout": [COLLECT, "-k", "each or every or kind"],
+    "rollout": [COLLECT, "-k", "each or every or alone or kind"],
     "ppo": ["tests/test_ppo.py", ITERATE, "-k", "test_ppo or none or time_limit"],
     "flat_adam": ["tests/test_optim.py"],
     "reward_model": ["tests/test_plug.py", ITERATE, "tests/test_run.py", "-k", "beta or saved or plainly or beside"],
