@@ -18,26 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import deir.algorithm.rewards.deir as method
 import deir.fast.threads
-from deir.algorithm.episodic import _as_keys, _as_queries, episodic_min_ratio
-from deir.algorithm.trainer import Trainer
 from deir.fast.allocator import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, keep_freed_memory
+from deir.fast.ops import FastOps
+from deir.fast.tiles import _as_keys, _as_queries, min_ratio
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 
 LENGTHS = (100, 500, 1000, 5000)
 DEFAULT_BYTES = 128 * 1024  # glibc's thresholds
 
 
 def rollout_of(length: int) -> tuple[Any, ...]:
-    """The arguments of `episodic_min_ratio` in the last rollout before episodes of this length end."""
+    """The arguments of `min_ratio` in the last rollout before episodes of this length end."""
     settings = {"env": {"id": "DoorKey-16x16", "max_steps": length}, "threads": 1, "reward": {"overlap": False}}
-    trainer, seen = Trainer(configure(settings)), []
-    plain = method.episodic_min_ratio
-    method.episodic_min_ratio = lambda *arguments: seen.append(arguments) or plain(*arguments)
+    trainer, seen = make_trainer(configure(settings)), []
+    FastOps.min_ratio = staticmethod(lambda *arguments: seen.append(arguments) or min_ratio(*arguments))
     for _ in range(max(2, length // 512)):
         trainer.iterate()
-    method.episodic_min_ratio = plain
+    FastOps.min_ratio = staticmethod(min_ratio)
     trainer.close()
     return seen[-1]
 
@@ -86,14 +85,14 @@ def main(lengths: tuple[int, ...]) -> None:
     print(f"{'steps':>6s} {'keys':>5s} {'repeats':>7s} " + " ".join(f"{c:>{len(c)}s}" for c in columns))
     for length in lengths:
         *arguments, repeated = rollout_of(length)
-        torch.testing.assert_close(batch(*arguments), episodic_min_ratio(*arguments, repeated), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(batch(*arguments), min_ratio(*arguments, repeated), rtol=1e-4, atol=1e-6)
         forget_freed_memory()
         figures = [milliseconds(lambda a=arguments: batch(*a), 1)]
         keep_freed_memory()
         figures.append(milliseconds(lambda a=arguments: batch(*a), 1))
-        figures.append(milliseconds(lambda a=arguments: episodic_min_ratio(*a), 1))
-        figures.append(milliseconds(lambda a=arguments, r=repeated: episodic_min_ratio(*a, r), 1))
-        figures.append(milliseconds(lambda a=arguments, r=repeated: episodic_min_ratio(*a, r), 2))
+        figures.append(milliseconds(lambda a=arguments: min_ratio(*a), 1))
+        figures.append(milliseconds(lambda a=arguments, r=repeated: min_ratio(*a, r), 1))
+        figures.append(milliseconds(lambda a=arguments, r=repeated: min_ratio(*a, r), 2))
         values = " ".join(f"{figure:{len(c)}.0f}" for figure, c in zip(figures, columns, strict=True))
         print(f"{length:6d} {len(arguments[2]):5d} {100 * float(repeated.float().mean()):6.0f}% {values}", flush=True)
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from deir.algorithm.trainer import Trainer
-from deir.fast.patches import concatenate
+from deir.algorithm.metrics import Timer
+from deir.algorithm.types import concatenate
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 
 TASKS = {
     "DoorKey-8x8": {},
@@ -35,17 +36,17 @@ def milliseconds(job: Callable[[], torch.Tensor], repeats: int = 15) -> float:
 def main() -> None:
     print(f"{'task':26s} {'rows':>6s} {'distinct':>9s} {'plain ms':>9s} {'fast ms':>8s} {'ratio':>6s}")
     for name, env in TASKS.items():
-        trainer = Trainer(configure({"env": env, "threads": 1, "preset": "minigrid"}))
+        trainer = make_trainer(configure({"env": env, "threads": 1, "preset": "minigrid"}))
         for _ in range(2):
             trainer.iterate()
-        collected = trainer._collect()
-        stage = trainer.stage
-        stage.compute(collected.rollout, 0.0, trainer.policy.encoder)  # fills the queue and the carry
+        collected = trainer._collect(Timer())
+        stage = trainer.model
+        stage.compute(collected.rollout, 0.0, trainer.policy.encoder)  # fills the queue and the state
         stage.reward.train()
-        batch = next(iter(stage.reward.batches(collected.rollout, stage.carry, 1, 512, stage.generator)))
+        batch = next(iter(stage.reward.batches(collected.rollout, stage.state, 1, 512, stage.generator)))
         rows = concatenate([batch.observations, batch.next_observations, batch.fakes])
-        plain = milliseconds(lambda r=rows, e=stage.reward.encoder: e.plain(r.gather()))
-        fast = milliseconds(lambda r=rows, e=stage.reward.encoder: e(r))
+        plain = milliseconds(lambda r=rows, e=stage.reward.encoder: e(r.gather()))
+        fast = milliseconds(lambda r=rows, e=stage.reward.encoder, o=stage.ops: o.embed(e, r).gather())
         distinct = len(rows.ids.unique())
         print(f"{name:26s} {len(rows):6d} {distinct:9d} {plain:9.1f} {fast:8.1f} {plain / fast:6.1f}")
         trainer.close()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 import deir.fast.threads
 from deir.algorithm.networks import ConvEncoder, GridEncoder, ImpalaEncoder
 from deir.fast.allocator import keep_freed_memory
+from deir.fast.pieces import embed_whole
 
 ENCODERS = {
     "grid, 2,048 views of 7x7": (GridEncoder((7, 7, 3), 64, "layer"), (2048, 7, 7, 3)),
@@ -40,8 +42,8 @@ def main() -> None:
     print(f"{'encoder':28s} {'whole':>7s} {'pieces':>7s} {'2 threads':>10s} {'ratio':>6s}")
     for name, (encoder, shape) in ENCODERS.items():
         images = torch.randint(0, 255 if shape[1] > 7 else 10, shape, dtype=torch.uint8)
-        whole = milliseconds(encoder.plain, images, 1)
-        one, two = (milliseconds(encoder.embed, images, threads) for threads in (1, 2))
+        whole = milliseconds(encoder, images, 1)
+        one, two = (milliseconds(partial(embed_whole, encoder), images, threads) for threads in (1, 2))
         print(f"{name:28s} {whole:7.0f} {one:7.0f} {two:10.0f} {whole / two:6.2f}", flush=True)
 
 

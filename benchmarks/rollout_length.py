@@ -18,6 +18,7 @@ import torch
 from deir.algorithm.trainer import Trainer
 from deir.config import parse_count
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 
 LENGTHS = (512, 256, 128, 64, 32)
 
@@ -39,16 +40,16 @@ def measure(steps: int, frames: int, seed: int) -> dict[str, float]:
     config = configure(
         {"preset": "minigrid", "threads": 1, "seed": seed, "steps": frames, "ppo": {"rollout_steps": steps}}
     )
-    trainer = Trainer(config)
+    trainer = make_trainer(config)
     collect, last = trainer._collect, []
 
-    def remembered() -> Any:
-        last[:] = [collect()]
+    def remembered(timer: Any) -> Any:
+        last[:] = [collect(timer)]
         return last[0]
 
     trainer._collect = remembered  # type: ignore[method-assign]
     rows, stale, joined = [], [], []
-    queue = trainer.stage.reward.queue
+    queue = trainer.model.reward.queue
     while not trainer.finished:
         before = queue.head
         rows.append(trainer.iterate())

@@ -12,6 +12,7 @@ and with the signal's number if the process crashed; `faulthandler` then shows w
 from __future__ import annotations
 
 import argparse
+import copy
 import faulthandler
 import hashlib
 import os
@@ -22,9 +23,9 @@ from typing import Any
 
 import torch
 
-from deir.algorithm.reward_model import ThreadStage
 from deir.algorithm.trainer import Trainer
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 
 ENVS, STEPS, BATCH, EPOCHS = 2, 64, 4, 4
 UPDATES = ENVS * STEPS // BATCH * EPOCHS  # gradient steps of one iteration, in each of the two threads
@@ -45,16 +46,16 @@ def config(seed: int, overlap: bool) -> Any:
 
 def digest(trainer: Trainer) -> str:
     """Of all parameters of the policy and of the reward model."""
-    parts = [*trainer.policy.parameters(), *trainer.stage.reward.parameters()]
+    parts = [*trainer.policy.parameters(), *trainer.model.reward.parameters()]
     return hashlib.sha256(b"".join(part.detach().numpy().tobytes() for part in parts)).hexdigest()
 
 
 def train(seed: int, overlap: bool, iterations: int, state: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    trainer = Trainer(config(seed, overlap))
+    trainer = make_trainer(config(seed, overlap))
     try:
-        assert isinstance(trainer.stage, ThreadStage) == overlap, "the model has no thread of its own here"
+        assert trainer.overlap.overlaps == overlap, "the model has no thread of its own here"
         if state is not None:
-            trainer.load_state_dict(state)
+            trainer.load_state_dict(copy.deepcopy(state))  # training goes on in what it is given
         for _ in range(iterations):
             trainer.iterate()
         return digest(trainer), trainer.state_dict()
@@ -96,7 +97,7 @@ def forked(forks: int) -> int:
         if child == 0:
             os._exit(0 if train(0, True, 2, state)[0] == expected else 3)
         ends[wait(child, seconds=60.0)] += 1
-        if count % 50 == 0 or count == forks:
+        if count % 10 == 0 or count == forks:
             print(f"{count} forks: {dict(ends)}", flush=True)
     return int(set(ends) != {"same bits"})
 

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from deir.algorithm.networks import grid_padding
 from deir.algorithm.policy import Policy
 from deir.algorithm.types import Rollout, no_indices
 from deir.fast.patches import tabulate
@@ -56,7 +55,7 @@ def random_episodes(steps: int, envs: int, done_rate: float, seed: int, kinds: i
         everything = np.concatenate(
             [np.stack([*seen, current]).reshape(-1, 7, 7, 3), *([np.stack(finals)] if finals else [])]
         )
-        table, names = tabulate(torch.from_numpy(everything), True, grid_padding((7, 7)))
+        table, names = tabulate(torch.from_numpy(everything))
         ids = names[: (steps + 1) * envs].view(steps + 1, envs)
 
         def tensor(x):
@@ -77,7 +76,7 @@ def walk(steps: int, envs: int, kinds: int = 10, seed: int = 0) -> Rollout:
     begin = torch.arange(envs)[None] % kinds
     places = torch.cat([begin, begin + actions.cumsum(0)]) % kinds
     views = torch.stack([torch.from_numpy(observation(int(k))) for k in places.flatten()])
-    table, names = tabulate(views, True)
+    table, names = tabulate(views)
     starts = torch.zeros(steps + 1, envs, dtype=torch.bool)
     starts[0] = True
     no = torch.zeros(steps, envs, dtype=torch.bool)

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch import distributions as D
 
 from deir.algorithm.actions import BoxActions, MultiDiscreteActions
+from deir.algorithm.ops import PlainOps
 from deir.algorithm.policy import Policy
 from deir.algorithm.types import Rollout
 from deir.envs.base import EnvStep, VectorEnvs
-from deir.fast.patches import tabulate
 
 # networks
 
 
 def embed(encoder: nn.Module, observations: Tensor) -> Tensor:
     """The encoder as PyTorch's own layers compute it. [B, *obs] -> [B, F]"""
-    return encoder.plain(observations)
+    return encoder(observations)
 
 
 def through(layers: nn.Sequential, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Collected:
         """The same as the methods read it, with every observation a row of its own."""
         seen, followers = self.stacked("observations"), self.stacked("followers")
         count = seen.shape[0] * seen.shape[1]
-        table, names = tabulate(torch.cat([seen.flatten(0, 1), followers.flatten(0, 1)]), False)
+        table, names = PlainOps().tabulate(torch.cat([seen.flatten(0, 1), followers.flatten(0, 1)]), False)
         final = self.stacked("replaced").flatten().nonzero()[:, 0]
         states = None if self.states[0] is None else torch.from_numpy(np.stack(self.states).view(np.int64))
         return Rollout(

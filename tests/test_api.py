@@ -55,7 +55,7 @@ def test_embeddings_are_those_of_the_reward_model_step_by_step(trained):
     starts = np.zeros((6, 2), bool)
     starts[3, 1] = True
     found = agent.embed(views, starts)
-    model = agent.reward.stage.reward.eval()
+    model = agent.reward.model.reward.eval()
     for n in range(2):
         memory = torch.zeros(1, model.width)
         for t in range(6):
@@ -72,7 +72,7 @@ def test_the_reward_of_a_run_goes_on_in_another_loop(trained):
     reward = deir.load_reward(trained.path)
     state = checkpoint.load_latest(trained.path / "checkpoints")[0]
     assert reward.scale.moments.state_dict() == state["reward_moments"]
-    assert torch.equal(reward.stage.reward.gru.weight_ih, state["stage"]["reward"]["gru.weight_ih"])
+    assert torch.equal(reward.model.reward.gru.weight_ih, state["stage"]["reward"]["gru.weight_ih"])
     no = np.zeros((3, 4), bool)
     views = np.random.default_rng(0).integers(0, 3, (4, 4, 7, 7, 3)).astype(np.uint8)
     assert reward.compute(views, no.astype(int), no, no).shape == (3, 4)

@@ -14,6 +14,7 @@ from deir.algorithm.rollout import Position, collect
 from deir.config import EnvConfig, NetworkConfig
 from deir.envs import make_envs
 from deir.envs.base import VectorEnvs
+from deir.fast.ops import FastOps
 from oracles import Collected, NaiveCollector
 from scripted import BOTH, GOES_ON, KINDS, TERMINATES, TRUNCATES, ScriptedEnvs
 
@@ -54,18 +55,16 @@ class Pair:
         self.envs, twin = self.make(), self.make()
         observations = self.envs.reset()
         network = NetworkConfig(features=8, hidden=6, mlp=7, norm=self.norm, box_policy=self.box_policy)
-        self.policy = Policy(self.envs.observation_space, self.envs.action_space, network)
+        self.policy = Policy(self.envs.observation_space, self.envs.action_space, network, FastOps())
         awakened(self.policy, torch.from_numpy(observations))
         self.position = Position(observations, np.ones(len(observations), bool), torch.zeros(len(observations), 6))
         self.generator = torch.Generator().manual_seed(1)
         self.naive = NaiveCollector(twin, self.policy, torch.Generator().manual_seed(1))
-        self.known = None
 
     def compare(self, steps: int) -> Collected:
         found, trace, self.position, env_steps = collect(
-            self.envs, self.policy.train(), self.position, steps, self.generator, self.bootstrap, self.known, Timer()
+            self.envs, self.policy.train(), self.position, steps, self.generator, self.bootstrap, Timer()
         )
-        self.known = found.table if self.envs.repeats else None
         naive = self.naive.collect(steps)
         views = found.table.distinct
         close(views[found.ids], naive.stacked("observations"))

@@ -15,7 +15,7 @@ import optuna
 import pytest
 import yaml
 
-from deir.experiments.tune.command import asked, open_study
+from deir.experiments.tune.command import asked, interrupted_trials, open_study
 from test_sweep import wait_for
 from test_tune import FILE, plan_of
 
@@ -98,6 +98,17 @@ def test_many_askers_at_once_begin_each_trial_once(storage, tmp_path):
         trial.state.name for trial in optuna.load_study(study_name="many", storage=storage).trials
     )
     assert states == {"RUNNING": 12}
+
+
+def test_a_trial_whose_tuner_died_as_it_began_is_taken_up_once(storage, tmp_path):
+    plan = plan_of(name="orphan", n_trials=2)
+    study = open_study(plan, storage)
+    study.ask()  # and killed before it could say its values, or where its runs are
+    first, second = (interrupted_trials(study, plan, tmp_path / name) for name in ("a", "b"))
+    assert len(first) == 1 and not second
+    assert first[0].trial.params == {"env.max_steps": 60}  # the first of the queue
+    (again,) = interrupted_trials(study, plan, tmp_path / "a")
+    assert again.trial.params == first[0].trial.params
 
 
 def tuner(file: Path, out: Path, storage: str) -> subprocess.Popen:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from builders import ACTIONS, SPACE, random_episodes
-from deir.algorithm.episodic import CHUNK, TILE
 from deir.algorithm.rewards.deir import Deir
 from deir.config import Config, merge
+from deir.fast.tiles import CHUNK, TILE
 from reward_oracles import discriminator_loss
 
 
@@ -35,9 +35,9 @@ def test_queue_takes_everything_first_then_only_what_is_not_below_average():
 def test_batches_hold_genuine_transitions_and_fakes_from_the_queue(late_resets):
     model = make()
     rollout = next(random_episodes(30, 4, 0.2, seed=4, kinds=4, late_resets=late_resets))
-    rewards, carry = model.compute(rollout, model.initial_carry(4))
+    rewards, state = model.compute(rollout, model.initial_state(4))
     model.remember(rollout, rewards, 0.0)
-    batches = list(model.batches(rollout, carry, 2, 20, torch.Generator().manual_seed(0)))
+    batches = list(model.batches(rollout, state, 2, 20, torch.Generator().manual_seed(0)))
     total = int(rollout.valid.sum())
     assert sum(len(b.actions) for b in batches) == 2 * total
     pairs = {
@@ -59,9 +59,9 @@ def test_batches_hold_genuine_transitions_and_fakes_from_the_queue(late_resets):
 def test_loss_is_the_mean_binary_cross_entropy_of_both_halves_without_equal_fakes(training):
     model = make()
     rollout = next(random_episodes(30, 4, 0.2, seed=4, kinds=4))
-    rewards, carry = model.compute(rollout, model.initial_carry(4))
+    rewards, state = model.compute(rollout, model.initial_state(4))
     model.remember(rollout, rewards, 0.0)
-    batch = next(iter(model.batches(rollout, carry, 1, 60, torch.Generator().manual_seed(0))))
+    batch = next(iter(model.batches(rollout, state, 1, 60, torch.Generator().manual_seed(0))))
     twin = copy.deepcopy(model.train(training))
     loss, metrics = model.loss(batch)
     views = (rows.gather() for rows in (batch.observations, batch.next_observations, batch.fakes))
@@ -80,7 +80,7 @@ def test_discriminator_learns_which_observations_follow():
     steps, envs = 60, 8
     cycle = (torch.arange(steps + 1)[:, None] + torch.arange(envs)) % 10
     views = torch.stack([torch.from_numpy(observation(int(k))) for k in cycle.flatten()])
-    table, names = tabulate(views, True)
+    table, names = tabulate(views)
     starts = torch.zeros(steps + 1, envs, dtype=torch.bool)
     starts[0] = True
     no = torch.zeros(steps, envs, dtype=torch.bool)
@@ -90,10 +90,10 @@ def test_discriminator_learns_which_observations_follow():
     )  # fmt: skip
     model = make()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    rewards, carry = model.compute(rollout, model.initial_carry(envs))
+    rewards, state = model.compute(rollout, model.initial_state(envs))
     model.remember(rollout, rewards, 0.0)
     model.train()
-    for batch in model.batches(rollout, carry, 25, 120, torch.Generator().manual_seed(0)):
+    for batch in model.batches(rollout, state, 25, 120, torch.Generator().manual_seed(0)):
         optimizer.zero_grad()
         loss, metrics = model.loss(batch)
         loss.backward()
@@ -113,9 +113,9 @@ def test_a_five_thousand_step_episode_is_computed_in_bounded_memory(monkeypatch)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", recorded)
     model = make()
-    carry = model.initial_carry(2)
+    state = model.initial_state(2)
     for rollout in itertools.islice(random_episodes(1250, 2, 0.0, seed=6), 4):
-        rewards, carry = model.compute(rollout, carry)
-    assert int(carry["history.lengths"].max()) == 5000
+        rewards, state = model.compute(rollout, state)
+    assert int(state.history.lengths.max()) == 5000
     assert rewards.isfinite().all()
     assert max(sizes) <= CHUNK * TILE * 8

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from deir.algorithm.rewards import METHODS
-from deir.algorithm.trainer import Trainer
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 from small import small
 
 TASKS = {
@@ -20,7 +20,7 @@ TASKS = {
 
 
 def parameters_after(env: dict, method: str, default: str) -> list[torch.Tensor]:
-    trainer = Trainer(configure(small(env=env, method=method, reward={"overlap": False})))
+    trainer = make_trainer(configure(small(env=env, method=method, reward={"overlap": False})))
     with torch.device(default):
         trainer.iterate()
         trainer.iterate()

@@ -38,8 +38,8 @@ def naive_distances(model, rollouts, envs):
                 if rollout.starts[t, n]:
                     history[n] = []
                 with torch.no_grad():
-                    now = model.encoder.plain(views[rollout.ids[t, n]][None])[0]
-                    then = model.encoder.plain(views[next_ids[t, n]][None])[0]
+                    now = model.encoder(views[rollout.ids[t, n]][None])[0]
+                    then = model.encoder(views[next_ids[t, n]][None])[0]
                 if rollout.valid[t, n]:
                     found += [float((past - then).norm()) for past in history[n]]
                 history[n].append(now)
@@ -52,11 +52,11 @@ def test_distances_equal_a_naive_loop_across_rollouts(done_rate, late_resets):
     torch.manual_seed(3)
     model = Deir(SPACE, ACTIONS, Config()).eval()
     rollouts = list(itertools.islice(random_episodes(6, 3, done_rate, seed=5, late_resets=late_resets), 3))
-    carry = model.initial_carry(3)
+    state = model.initial_state(3)
     for rollout, expected in zip(rollouts, naive_distances(model, rollouts, 3), strict=True):
-        found = episode_distances(model, rollout, carry)
+        found = episode_distances(model, rollout, state)
         np.testing.assert_allclose(np.sort(found.numpy()), expected, atol=1e-5)
-        _, carry = model.compute(rollout, carry)
+        _, state = model.compute(rollout, state)
 
 
 @pytest.mark.parametrize("law", ["exponential", "uniform", "gamma"])

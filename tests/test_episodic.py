@@ -5,6 +5,7 @@ import torch
 
 import deir.fast.threads
 from deir.algorithm.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
+from deir.fast.tiles import min_ratio, nearest_keys
 
 
 def test_episode_first_positions():
@@ -35,9 +36,10 @@ def test_episodic_min_ratio_equals_a_naive_loop(chunk, tile):
     k_obs, k_traj = torch.randn(2, steps + carried, envs, 4, generator=generator)
     first = torch.randint(0, steps + carried + 2, (steps, envs), generator=generator)
     last = torch.arange(steps) + carried - 1
-    actual = episodic_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6, chunk=chunk, tile=tile)
-    expected = naive_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    arguments = q_obs, q_traj, k_obs, k_traj, first, last, 1e-6
+    expected = naive_min_ratio(*arguments)
+    torch.testing.assert_close(min_ratio(*arguments, chunk=chunk, tile=tile), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(episodic_min_ratio(*arguments), expected, rtol=1e-5, atol=1e-6)
 
 
 def few_observations(steps, carried, envs, generator):
@@ -49,8 +51,9 @@ def few_observations(steps, carried, envs, generator):
     return names, embeddings, first
 
 
+@pytest.mark.parametrize("compute", [episodic_min_ratio, min_ratio])
 @pytest.mark.parametrize("behind", [0, 1])
-def test_leaving_out_repeated_observations_changes_nothing(behind):
+def test_leaving_out_repeated_observations_changes_nothing(behind, compute):
     generator = torch.Generator().manual_seed(2)
     steps, carried, envs = 40, 7, 3
     names, embeddings, first = few_observations(steps, carried, envs, generator)
@@ -61,7 +64,7 @@ def test_leaving_out_repeated_observations_changes_nothing(behind):
     last = torch.arange(steps) + carried - behind
     repeated = repeats_in_episode(names[:-1], names[1:], first, last, carried)
     assert 0.3 < repeated.float().mean() < 1
-    actual = episodic_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6, repeated)
+    actual = compute(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6, repeated)
     expected = naive_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     assert (actual[repeated] == 0).all() and (actual[~repeated & (first <= last[:, None])] > 0).all()
@@ -79,11 +82,12 @@ def test_repeats_in_episode_equal_a_naive_search(behind):
             assert found[t, n] == (earlier == names[t + 1, n]).any()
 
 
-def test_a_repeated_observation_earns_nothing_even_far_from_the_origin():
+@pytest.mark.parametrize("compute", [episodic_min_ratio, min_ratio])
+def test_a_repeated_observation_earns_nothing_even_far_from_the_origin(compute):
     obs = 100 + torch.randn(1, 1, 64)
     keys = torch.cat([obs, obs + 1])
     traj = torch.randn(2, 1, 64)
-    reward = episodic_min_ratio(obs, traj[:1] + 0.1, keys, traj, torch.tensor([[0]]), torch.tensor([1]), 1e-6)
+    reward = compute(obs, traj[:1] + 0.1, keys, traj, torch.tensor([[0]]), torch.tensor([1]), 1e-6)
     assert reward.item() < 1e-7  # single precision would give 1e-2
 
 
@@ -93,7 +97,8 @@ def test_nearest_keys_of_the_episode_equal_a_naive_search(tile):
     queries, keys = torch.rand(9, 2, 4, generator=generator), torch.rand(12, 2, 4, generator=generator)
     first = torch.tensor([[0, 2]] * 4 + [[7, 2]] * 5)
     last = torch.arange(9) + 3
-    found = episodic_nearest(queries, keys, first, last, 3, chunk=4, tile=tile)
+    found = nearest_keys(queries, keys, first, last, 3, chunk=4, tile=tile)
+    torch.testing.assert_close(episodic_nearest(queries, keys, first, last, 3), found)
     for t in range(9):
         for n in range(2):
             rows = keys[int(first[t, n]) : int(last[t]) + 1, n]
@@ -109,6 +114,6 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch):
     found = []
     for threads in (1, 2, 4):
         monkeypatch.setattr(deir.fast.threads, "_threads", threads)
-        found.append(episodic_min_ratio(obs + 0.1, traj + 0.1, obs, traj, first, last, 1e-6))
-        found.append(episodic_nearest(obs + 0.1, obs, first, last, 3))
+        found.append(min_ratio(obs + 0.1, traj + 0.1, obs, traj, first, last, 1e-6))
+        found.append(nearest_keys(obs + 0.1, obs, first, last, 3))
     assert all(torch.equal(found[i], found[i % 2]) for i in range(len(found)))

@@ -12,6 +12,8 @@ import torch
 import deir
 from builders import ACTIONS, SPACE, random_episodes
 from deir.algorithm.rewards import METHODS, Method, make_reward
+from deir.algorithm.rewards.base import Context
+from deir.fast.ops import FastOps
 from deir.runs.run import configure
 from small import small
 
@@ -77,12 +79,12 @@ def test_documented_reward_trains(documented, name, tmp_path):
 @pytest.mark.parametrize("late_resets", [False, True])
 def test_documented_novelty_is_that_of_a_plain_loop(documented, late_resets):
     config = configure({"method": "novelty"})
-    reward = make_reward(config, SPACE, ACTIONS)
+    reward = make_reward(Context(SPACE, ACTIONS, config, FastOps()))
     rollouts = random_episodes(12, 3, 0.15, seed=0, kinds=8, late_resets=late_resets)
-    carry, seen = reward.initial_carry(3), [[], [], []]
+    state, seen = reward.initial_state(3), [[], [], []]
     for _ in range(4):
         rollout = next(rollouts)
-        found, carry = reward.compute(rollout, carry)
+        found, state = reward.compute(rollout, state)
         with torch.no_grad():
             features = reward.features(rollout.table.distinct).double()
         for t in range(12):

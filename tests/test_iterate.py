@@ -14,6 +14,7 @@ from deir.algorithm.rewards import METHODS
 from deir.algorithm.trainer import Trainer
 from deir.envs import make_envs
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 from deir.seeding import torch_generator
 from oracles import Collected, NaiveCollector, log_prob_and_entropy, policy_forward, shuffled
 from reward_oracles import ORACLES, discriminator_loss, forward_loss, icm_loss, inverse_loss, rnd_loss, trajectories
@@ -68,7 +69,7 @@ class NaiveTrainer:
     def __init__(self, trainer: Trainer, config) -> None:
         self.config = config
         self.policy = copy.deepcopy(trainer.policy)
-        self.model = copy.deepcopy(trainer.stage.reward)
+        self.model = copy.deepcopy(trainer.model.reward)
         if getattr(self.model, "rnd", None) is not None:
             self.model.rnd.policy_encoder = (self.policy.encoder,)
         self.policy_learner = Learner(self.policy, config.ppo)
@@ -266,11 +267,11 @@ def assert_networks_agree(found: nn.Module, expected: nn.Module, start: dict[str
 
 def compare(settings: dict, iterations: int = 2) -> None:
     config = configure(laid_over(small(**SIZES), settings))
-    trainer = Trainer(config)
+    trainer = make_trainer(config)
     try:
         awakened(trainer.policy, torch.from_numpy(trainer.position.observations))
         naive, paid = NaiveTrainer(trainer, config), False
-        networks = [(trainer.policy, naive.policy), (trainer.stage.reward, naive.model)]
+        networks = [(trainer.policy, naive.policy), (trainer.model.reward, naive.model)]
         starts = [copy.deepcopy(network.state_dict()) for network, _ in networks]
         for _ in range(iterations):
             row, expected = trainer.iterate(), naive.iterate()

@@ -10,8 +10,12 @@ from torch.nn import functional as F
 
 import deir.fast.threads
 from deir.algorithm.networks import GridEncoder
-from deir.fast.kernels import gather_norm, gather_sum, gru_update, in_pieces, placed_linear, ppo_of_categories
+from deir.fast.batch_norm import gather_norm
+from deir.fast.grid_encoder import gather_sum, placed_linear
+from deir.fast.gru import gru_update
 from deir.fast.patches import Placed
+from deir.fast.pieces import couples_observations, in_pieces
+from deir.fast.ppo_loss import ppo_of_categories
 
 
 def double(*shape: int) -> torch.Tensor:
@@ -94,7 +98,7 @@ def test_a_network_in_pieces_gives_its_outputs_and_gradients():
     encoder = make_encoder().double()
     views, weights = torch.randint(0, 9, (11, 7, 7, 3)), torch.randn(11, 8, dtype=torch.float64)
     found = []
-    for embed in (encoder.plain, lambda x: in_pieces(encoder.plain, x, 4, list(encoder.parameters()))):
+    for embed in (encoder, lambda x: in_pieces(encoder, x, 4, list(encoder.parameters()))):
         encoder.zero_grad()
         outputs = embed(views)
         (outputs * weights).sum().backward()
@@ -109,7 +113,7 @@ def test_pieces_give_the_same_bits_on_any_number_of_threads(monkeypatch):
     for threads in (1, 2, 4):
         monkeypatch.setattr(deir.fast.threads, "_threads", threads)
         encoder.zero_grad()
-        outputs = in_pieces(encoder.plain, views, 32, list(encoder.parameters()))
+        outputs = in_pieces(encoder, views, 32, list(encoder.parameters()))
         outputs.square().sum().backward()
         found.append(torch.cat([outputs.detach().flatten(), *(p.grad.flatten() for p in encoder.parameters())]))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
@@ -118,12 +122,12 @@ def test_pieces_give_the_same_bits_on_any_number_of_threads(monkeypatch):
 def test_pieces_of_a_network_that_is_not_trained_need_no_gradients():
     encoder = make_encoder().requires_grad_(False)
     views = torch.randint(0, 9, (11, 7, 7, 3))
-    outputs = in_pieces(encoder.plain, views, 4, list(encoder.parameters()))
+    outputs = in_pieces(encoder, views, 4, list(encoder.parameters()))
     assert not outputs.requires_grad
-    torch.testing.assert_close(outputs, encoder.plain(views))
+    torch.testing.assert_close(outputs, encoder(views))
 
 
 def test_batch_normalisation_couples_observations_only_while_training():
-    assert not make_encoder().couples_observations
+    assert not couples_observations(make_encoder())
     encoder = GridEncoder((7, 7, 3), 8, "batch")
-    assert encoder.couples_observations and not encoder.eval().couples_observations
+    assert couples_observations(encoder) and not couples_observations(encoder.eval())

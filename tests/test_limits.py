@@ -277,3 +277,15 @@ def test_labels_of_a_strangers_run_do_nothing_to_a_terminal(tmp_path):
     (tmp_path / "progress.csv").write_text("frames,seconds,return_mean\n8,1,0\n")
     curve = read_run(tmp_path)
     assert curve is not None and curve.env.isprintable() and len(curve.method) <= 300
+
+
+def test_numbers_without_end_in_a_log_are_no_rows(tmp_path):
+    from deir.runs.progress import frames_done, read_rows
+
+    log = tmp_path / "progress.csv"
+    for last in ("9" * 6000 + ",1", "3,-1", "3,inf", "3,nan", "3," + "9" * 200_000):
+        log.write_text(f"iteration,frames\n1,8\n2,16\n{last}\n")
+        assert len(read_rows(log)) == 2
+        assert frames_done(log) == (16 if len(last) < 10_000 else None)  # which looks at the end of a file only
+    log.write_text("a,b\n1,2\n")
+    assert frames_done(log) is None

@@ -6,9 +6,10 @@ import torch
 
 import deir
 from deir.algorithm.maps import ExplorationMaps
-from deir.algorithm.trainer import Trainer
+from deir.algorithm.metrics import Timer
 from deir.errors import UserError
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 from small import small
 
 TINY = small(env={"max_steps": 30}, ppo={"rollout_steps": 64})
@@ -30,8 +31,8 @@ def naive_maps(rollout, raw, height, width):
 
 
 def test_maps_equal_a_plain_loop():
-    trainer = Trainer(configure({**TINY, "maps": True}))
-    rollout = trainer._collect().rollout
+    trainer = make_trainer(configure({**TINY, "maps": True}))
+    rollout = trainer._collect(Timer()).rollout
     raw = torch.rand(rollout.shape)
     maps = ExplorationMaps()
     maps.update(rollout, raw)
@@ -43,8 +44,8 @@ def test_maps_equal_a_plain_loop():
 
 @pytest.mark.parametrize("env_id", ["DoorKey-5x5", "MiniGrid-DoorKey-5x5-v0"])
 def test_positions_are_inside_the_walls(env_id):
-    trainer = Trainer(configure({**TINY, "env": {**TINY["env"], "id": env_id}, "method": "none"}))
-    positions = trainer._collect().rollout.positions
+    trainer = make_trainer(configure({**TINY, "env": {**TINY["env"], "id": env_id}, "method": "none"}))
+    positions = trainer._collect(Timer()).rollout.positions
     trainer.close()
     assert positions.shape == (65, 4, 2) and positions.min() >= 1 and positions.max() <= 3
 
@@ -63,4 +64,4 @@ def test_a_resumed_run_writes_the_same_maps(tmp_path):
 
 def test_a_task_without_a_grid_says_so():
     with pytest.raises(UserError, match=r"maps.*CartPole-v1 does not tell"):
-        Trainer(configure({"env": {"id": "CartPole-v1", "n_envs": 2}, "maps": True, "threads": 1}))
+        make_trainer(configure({"env": {"id": "CartPole-v1", "n_envs": 2}, "maps": True, "threads": 1}))

@@ -16,15 +16,21 @@ from deir.algorithm.networks import (
     RunningNorm,
     VectorEncoder,
     encoder_kind,
-    grid_padding,
     make_encoder,
 )
+from deir.algorithm.ops import PlainOps
 from deir.algorithm.policy import Policy
-from deir.algorithm.recurrent import Gates, gru_scan
+from deir.algorithm.types import Shared
 from deir.config import NetworkConfig
 from deir.envs.spaces import PackedBox
-from deir.fast.acting import FrozenPolicy, ObservationCache
+from deir.fast.acting import ActingOnRepeats, FrozenPolicy
+from deir.fast.gru import gru_scan
+from deir.fast.ops import FastOps
 from deir.fast.patches import tabulate
+
+
+def embed(encoder, rows):
+    return FastOps().embed(encoder, rows).gather()
 
 
 def few_kinds_of_views(count: int, size: int, seed: int = 0) -> torch.Tensor:
@@ -40,14 +46,14 @@ def few_kinds_of_views(count: int, size: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("training", [True, False])
 def test_distinct_patches_give_the_outputs_and_gradients_of_the_plain_path(size, norm, training):
     views = few_kinds_of_views(300, size)
-    table, names = tabulate(views, True, grid_padding((size, size)))
+    table, names = tabulate(views)
     assert torch.equal(table.distinct[names], views)
     torch.manual_seed(0)
     plain = GridEncoder((size, size, 3), 64, norm).double().train(training)
     fast = copy.deepcopy(plain)
     ids = torch.randint(0, 300, (500,))
     target = torch.randn(500, 64, dtype=torch.float64)
-    expected, actual = plain(views[ids]), fast(table.rows(names[ids]))
+    expected, actual = plain(views[ids]), embed(fast, table.rows(names[ids]))
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
     (expected * target).sum().backward()
     (actual * target).sum().backward()
@@ -60,21 +66,21 @@ def test_distinct_patches_give_the_outputs_and_gradients_of_the_plain_path(size,
 
 def test_layer_norm_and_images_take_rows_too():
     views = few_kinds_of_views(60, 7)
-    table, names = tabulate(views, True)
+    table, names = tabulate(views)
     encoder = GridEncoder((7, 7, 3), 64, "layer")
-    torch.testing.assert_close(encoder(table.rows(names)), encoder(views))
+    torch.testing.assert_close(embed(encoder, table.rows(names)), encoder(views))
     images = torch.randint(0, 255, (4, 64, 64, 3), dtype=torch.uint8)
-    table, names = tabulate(images, False)
+    table, names = PlainOps().tabulate(images, False)
     encoder = make_encoder("dqn", spaces.Box(0, 255, (64, 64, 3), np.uint8), 256, "layer")
-    torch.testing.assert_close(encoder(table.rows(names)), encoder(images))
+    torch.testing.assert_close(embed(encoder, table.rows(names)), encoder(images))
 
 
 def test_many_kinds_of_patches_do_not_overflow_their_keys():
     views = torch.randint(0, 11, (4000, 7, 7, 3), dtype=torch.uint8)
-    table, names = tabulate(views, True)
+    table, names = tabulate(views)
     assert len(table.levels[1].children) > 2**15
     encoder = GridEncoder((7, 7, 3), 8, "batch").eval()
-    torch.testing.assert_close(encoder(table.rows(names)), encoder(views), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(embed(encoder, table.rows(names)), encoder(views), rtol=1e-4, atol=1e-4)
 
 
 def linear_sizes(module: nn.Module) -> list[tuple[int, int]]:
@@ -181,9 +187,9 @@ def test_an_encoder_of_parts_reads_each_exactly_and_shares_the_patches_of_views(
     torch.testing.assert_close(copy.deepcopy(fast).together(together), expected)
     alone = copy.deepcopy(plain).eval()  # a row by itself, wherever it lies in memory
     torch.testing.assert_close(torch.cat([alone(row[None]) for row in rows[:3]]), alone(rows[:3]), rtol=1e-4, atol=1e-4)
-    table, names = tabulate(rows, True, 0, (7, 7, 3))
+    table, names = tabulate(rows, (7, 7, 3))
     assert torch.equal(table.distinct[names], rows) and table.levels
-    torch.testing.assert_close(fast(table.rows(names)), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(embed(fast, table.rows(names)), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_gru_scan_equals_a_step_by_step_forward_that_forgets_at_episode_starts():
@@ -191,7 +197,7 @@ def test_gru_scan_equals_a_step_by_step_forward_that_forgets_at_episode_starts()
     cell = nn.GRUCell(5, 6)
     inputs, hidden = torch.randn(9, 3, 5), torch.randn(3, 6)
     starts = torch.rand(9, 3) < 0.3
-    gates = Gates(F.linear(inputs.flatten(0, 1), cell.weight_ih, cell.bias_ih), None)
+    gates = Shared(F.linear(inputs.flatten(0, 1), cell.weight_ih, cell.bias_ih))
     before, after = gru_scan(cell, gates, hidden, starts)
     for n in range(3):
         h = hidden[n]
@@ -207,18 +213,18 @@ def test_gru_scan_equals_a_step_by_step_forward_that_forgets_at_episode_starts()
 def test_the_frozen_policy_is_the_policy_in_evaluation_mode(size, norm):
     torch.manual_seed(0)
     space = spaces.Box(0, 255, (size, size, 3), np.uint8)
-    policy = Policy(space, spaces.Discrete(7), NetworkConfig(norm=norm))
+    policy = Policy(space, spaces.Discrete(7), NetworkConfig(norm=norm), FastOps())
     policy.train()
     views, hidden = few_kinds_of_views(40, size), torch.randn(40, 64)
     policy(views, hidden)  # gives batch normalisation something to fold
     frozen = FrozenPolicy(policy)
     with torch.no_grad():
-        logits, memory = frozen.step(frozen.gates(views), hidden)
+        logits, memory = frozen.step(frozen.gates(views), torch.arange(40), hidden)
         expected_logits, _, expected_memory = policy(views, hidden)
         torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(memory, expected_memory, rtol=1e-4, atol=1e-4)
-        table, _names = tabulate(views[:20], True, grid_padding((size, size)))
-        cache = ObservationCache(frozen, table)
+        table, _names = tabulate(views[:20])
+        cache = ActingOnRepeats(policy, table)
         found = cache.lookup(views.numpy())
-        torch.testing.assert_close(cache.gates[found], frozen.gates(views).gather(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(cache.gates[found], frozen.gates(views), rtol=1e-4, atol=1e-4)
         assert torch.equal(found, cache.lookup(views.numpy()))

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 import deir
-from deir.algorithm.reward_model import ThreadStage
 from deir.algorithm.rewards import METHODS, reward_class
 from deir.algorithm.rewards.base import IntrinsicReward
 from deir.algorithm.rewards.none import NoReward
-from deir.algorithm.trainer import Trainer
 from deir.errors import UserError
 from deir.runs import run
 from deir.runs.listing import print_methods
+from deir.runs.training import make_trainer
 from small import small
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
-SURPRISE = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.M | re.S))["src/deir/rewards/surprise.py"]
+BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.M | re.S))
+SURPRISE = BLOCKS["src/deir/algorithm/rewards/surprise.py"]
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def test_a_class_by_its_module_trains_resumes_and_loads(own_module, tmp_path):
 
 def test_it_learns_beside_the_policy(own_module, registry):
     deir.register_reward("mine", reward_class(f"{own_module}:Surprise"))
-    trainer = Trainer(run.configure(small(method="mine", steps=128, threads=2)))
+    trainer = make_trainer(run.configure(small(method="mine", steps=128, threads=2)))
     try:
-        assert isinstance(trainer.stage, ThreadStage)
+        assert trainer.overlap.overlaps
         assert trainer.iterate()["surprise_error"] > 0
     finally:
         trainer.close()
@@ -75,9 +75,9 @@ def test_a_registered_class_is_a_method_like_any_other(registry, capsys):
         """Known to this function only."""
 
     deir.register_reward("inner", Inner)
-    trainer = Trainer(run.configure(small(method="inner", steps=128, threads=2)))
+    trainer = make_trainer(run.configure(small(method="inner", steps=128, threads=2)))
     try:
-        assert isinstance(trainer.stage.reward, Inner)
+        assert isinstance(trainer.model.reward, Inner)
     finally:
         trainer.close()
     deir.register_reward("inner", Local)  # again, as in a notebook

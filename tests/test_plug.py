@@ -13,10 +13,10 @@ import deir
 from builders import ACTIONS, SPACE, random_episodes
 from deir.algorithm.reward_model import RewardScale
 from deir.algorithm.rewards import METHODS
-from deir.algorithm.trainer import Trainer
 from deir.errors import TrainingDiverged, UserError
 from deir.plugin.reward import Reward
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 from small import MODEL
 
 T, N = 12, 3
@@ -65,15 +65,15 @@ class Recording(RewardScale):
 
 def recorded_run(config, iterations):
     """Of each iteration: the rollout, the policy encoder's parameters before it, what was paid; and the spaces."""
-    trainer = Trainer(config)
+    trainer = make_trainer(config)
     trainer.scale = Recording(config.reward)
-    compute, seen = trainer.stage.compute, []
+    compute, seen = trainer.model.compute, []
 
     def recording(rollout, average, encoder):
         seen.append((rollout, copy.deepcopy(encoder)))
         return compute(rollout, average, encoder)
 
-    trainer.stage.compute = recording
+    trainer.model.compute = recording
     try:
         for _ in range(iterations):
             trainer.iterate()
@@ -198,7 +198,7 @@ def test_without_its_last_observation_the_end_of_an_episode_earns_nothing():
     with pytest.warns(UserWarning, match="final_observations was not given"):
         found = reward.compute(**arrays(rollout, finals=None))
     assert ended.any() and not found[ended].any() and found[~ended].all()
-    assert reward.stage.rollout.valid.numpy().sum() == (~ended).sum()
+    assert reward.model.rollout.valid.numpy().sum() == (~ended).sum()
     both = made().compute(**arrays(rollout, "dense")), made().compute(**arrays(rollout, "mapping"))
     assert np.array_equal(*both) and both[0][ended].any()
 
@@ -447,7 +447,7 @@ def test_a_copy_goes_on_as_the_original_does(copied):
 def test_after_a_divergence_it_says_so_until_a_sound_state_is_loaded():
     reward = made(space=VECTOR)
     sound = reward.state_dict()
-    next(iter(reward.stage.reward.parameters())).data.fill_(float("nan"))
+    next(iter(reward.model.reward.parameters())).data.fill_(float("nan"))
     reward.compute(*vectors())
     with pytest.raises(TrainingDiverged):
         reward.update()

@@ -11,6 +11,7 @@ import torch
 from minigrid.core.world_object import Door, Goal, Key
 from torch.nn import functional as F
 
+from deir.algorithm.rewards.base import RewardState
 from deir.algorithm.rewards.shared import TrajectoryModel
 from deir.config import Config, EnvConfig, merge
 from deir.envs import make_envs
@@ -179,16 +180,16 @@ def test_embeddings_are_read_from_the_beginning_of_the_episode(samples):
     config = merge(Config(), TINY)
     student = Student("untrained", config, samples[0].spaces, Probe())
     hidden = torch.zeros(4, config.network.hidden)
-    carry = student.model.initial_carry(4)
+    carry = student.model.initial_state(4)
     for sample in samples:
         rollout = sample.training.rollout
         found = student.embeddings(sample.training, carry)
         for t in range(rollout.shape[0]):
             hidden = hidden * ~rollout.starts[t][:, None]
             with torch.no_grad():
-                hidden = student.model.gru(student.model.encoder.plain(rollout.table.distinct[rollout.ids[t]]), hidden)
+                hidden = student.model.gru(student.model.encoder(rollout.table.distinct[rollout.ids[t]]), hidden)
             torch.testing.assert_close(found[t], hidden, atol=1e-4, rtol=1e-4)
-        carry = {"hidden": found[-1]}
+        carry = RewardState(found[-1])
 
 
 def test_the_untrained_control_does_not_learn(samples):

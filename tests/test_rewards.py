@@ -11,9 +11,10 @@ import torch
 from builders import ACTIONS, SPACE, random_episodes, walk
 from deir.algorithm.networks import GridEncoder
 from deir.algorithm.rewards import METHODS, make_reward
-from deir.algorithm.rewards.base import between_rollouts
+from deir.algorithm.rewards.base import Context
 from deir.config import Config, merge
 from deir.errors import UserError
+from deir.fast.ops import FastOps
 from deir.runs import checkpoint
 from deir.runs.presets import resolve
 from oracles import embed
@@ -29,12 +30,12 @@ def make(method, **reward):
     torch.manual_seed(3)
     policy_encoder = GridEncoder((7, 7, 3), 64, "batch").eval()
     config = merge(resolve(merge(Config(), {"method": method})), {"reward": reward})
-    return make_reward(config, SPACE, ACTIONS, policy_encoder).eval()
+    return make_reward(Context(SPACE, ACTIONS, config, FastOps(), policy_encoder)).eval()
 
 
 def trained(model, rollout, epochs=6, learning_rate=1e-3):
     """Losses of a model that learns from one rollout."""
-    rewards, carry = model.compute(rollout, model.initial_carry(rollout.shape[1]))
+    rewards, carry = model.compute(rollout, model.initial_state(rollout.shape[1]))
     model.remember(rollout, rewards, 0.0)
     optimizer = torch.optim.Adam(model.parameters(), learning_rate)
     losses = []
@@ -56,7 +57,7 @@ def trained(model, rollout, epochs=6, learning_rate=1e-3):
 @pytest.mark.parametrize("late_resets", [False, True])
 def test_rewards_are_finite_have_the_shape_of_the_rollout_and_skip_dummy_steps(method, late_resets):
     model = make(method)
-    carry = model.initial_carry(ENVS)
+    carry = model.initial_state(ENVS)
     for rollout in itertools.islice(random_episodes(8, ENVS, 0.3, seed=1, late_resets=late_resets), 3):
         rewards, carry = model.compute(rollout, carry)
         assert rewards.shape == (8, ENVS) and rewards.dtype == torch.float32
@@ -64,7 +65,7 @@ def test_rewards_are_finite_have_the_shape_of_the_rollout_and_skip_dummy_steps(m
         assert (rewards[~rollout.valid] == 0).all()
         assert (rewards >= 0).all()
         assert (rewards > 0).any() == (method != "none")
-        carry = between_rollouts(carry)
+        carry = carry.after_update()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -78,7 +79,7 @@ def test_a_new_episode_forgets_the_one_before(method):
         model = make(method, **still)
         if method == "ngu":
             model.distance_mean.load_state_dict({"mean": 1.0, "count": 1})
-        carry = model.initial_carry(ENVS)
+        carry = model.initial_state(ENVS)
         for rollout in history:
             _, carry = model.compute(rollout, carry)
         rewards.append(model.compute(second, carry)[0])
@@ -91,7 +92,7 @@ def test_a_new_episode_forgets_the_one_before(method):
 def test_within_an_episode_a_novel_observation_earns_more_than_a_repeated_one(method):
     model = make(method)
     rollout = next(random_episodes(40, 2, 0.0, seed=2, kinds=24))
-    rewards, _ = model.compute(rollout, model.initial_carry(2))
+    rewards, _ = model.compute(rollout, model.initial_state(2))
     keys = rollout.states if method == "count" else rollout.ids
     seen = torch.tensor([[keys[t + 1, n] in keys[:t, n] for n in range(2)] for t in range(40)])
     assert rewards[seen].max() < 1e-6
@@ -101,7 +102,7 @@ def test_within_an_episode_a_novel_observation_earns_more_than_a_repeated_one(me
 def test_ngu_pays_a_novel_observation_several_times_a_repeated_one():
     model = make("ngu", ngu={"lifelong": False})
     rollout = next(random_episodes(40, 2, 0.0, seed=2, kinds=24))
-    rewards, _ = model.compute(rollout, model.initial_carry(2))
+    rewards, _ = model.compute(rollout, model.initial_state(2))
     seen = torch.tensor([[rollout.ids[t + 1, n] in rollout.ids[: t + 1, n] for n in range(2)] for t in range(40)])
     assert rewards[~seen].min() > 2 * rewards[seen].max()
     assert rewards[seen].max() <= 1
@@ -112,7 +113,7 @@ def test_rnd_pays_unknown_observations_more_than_learned_ones(embeddings):
     model = make("rnd", embeddings=embeddings)
     learned, unknown = walk(60, 4), next(random_episodes(60, 4, 0.05, seed=9, kinds=200))
     trained(model, learned, epochs=20)
-    familiar, strange = (model.compute(rollout, {})[0] for rollout in (learned, unknown))
+    familiar, strange = (model.compute(rollout, model.initial_state(4))[0] for rollout in (learned, unknown))
     assert strange.mean() > 2 * familiar.mean()
 
 
@@ -121,7 +122,7 @@ def test_icm_pays_unforeseen_consequences_more_than_foreseen_ones():
     lawful, lawless = walk(60, 4), next(random_episodes(60, 4, 0.0, seed=9, kinds=10))
     for _ in range(10):  # the memories are stored with the rollout: renew them as the model changes
         trained(model, lawful, epochs=4)
-    foreseen, unforeseen = (model.compute(rollout, model.initial_carry(4))[0] for rollout in (lawful, lawless))
+    foreseen, unforeseen = (model.compute(rollout, model.initial_state(4))[0] for rollout in (lawful, lawless))
     assert unforeseen.mean() > 2 * foreseen.mean()
 
 
@@ -139,7 +140,7 @@ def test_the_loss_falls(method, embeddings):
 def test_batches_hold_the_genuine_transitions_of_every_epoch(method, late_resets):
     model = make(method)
     rollout = next(random_episodes(30, 4, 0.2, seed=4, late_resets=late_resets))
-    rewards, carry = model.compute(rollout, model.initial_carry(4))
+    rewards, carry = model.compute(rollout, model.initial_state(4))
     model.remember(rollout, rewards, 0.0)
 
     def names(now, actions, then):
@@ -162,14 +163,14 @@ def test_batches_hold_the_genuine_transitions_of_every_epoch(method, late_resets
 def test_a_checkpoint_goes_on_where_the_method_was(method, tmp_path):
     model = make(method)
     rollouts = list(itertools.islice(random_episodes(12, ENVS, 0.1, seed=5), 3))
-    carry = model.initial_carry(ENVS)
+    carry = model.initial_state(ENVS)
     for rollout in rollouts[:2]:
         rewards, carry = model.compute(rollout, carry)
         model.remember(rollout, rewards, 0.0)
-        carry = between_rollouts(carry)
+        carry = carry.after_update()
     if model.learns:
         trained(model, rollouts[0], epochs=1)
-    state = {"model": model.state_dict(), "extra": model.extra_state(), "carry": carry}
+    state = {"model": model.state_dict(), "extra": model.extra_state(), "carry": carry.tensors()}
     checkpoint.save(state, tmp_path / "1.safetensors")
     loaded = checkpoint.load(tmp_path / "1.safetensors")
     again = make(method)
@@ -178,7 +179,7 @@ def test_a_checkpoint_goes_on_where_the_method_was(method, tmp_path):
     again.load_state_dict(loaded["model"])
     again.load_extra_state(loaded["extra"])
     expected, _ = model.compute(rollouts[2], carry)
-    found, after = again.compute(rollouts[2], loaded["carry"])
+    found, after = again.compute(rollouts[2], again.initial_state(ENVS).restored(loaded["carry"]))
     assert torch.equal(expected, found)
     if model.learns:
         batches = again.batches(rollouts[2], after, 1, 30, torch.Generator().manual_seed(1))
@@ -203,7 +204,7 @@ def test_the_models_update_does_not_depend_on_the_policys(method):
     """The policy learns at the same time: its embeddings are taken once, before."""
     model = make(method)
     rollout = next(random_episodes(20, 4, 0.05, seed=2))
-    rewards, carry = model.compute(rollout, model.initial_carry(4))
+    rewards, carry = model.compute(rollout, model.initial_state(4))
     model.remember(rollout, rewards, 0.0)
     batch = next(iter(model.batches(rollout, carry, 1, 60, torch.Generator().manual_seed(0))))
     before = model.loss(batch)[0].item()
@@ -221,8 +222,8 @@ def test_methods_refuse_what_they_cannot_serve():
             make(method).check(False)
     config = resolve(merge(Config(), {"method": "rnd"}))
     with pytest.raises(UserError, match=r"reward\.embeddings"):
-        make_reward(config, SPACE, ACTIONS)
-    make_reward(merge(config, {"reward": {"embeddings": "own"}}), SPACE, ACTIONS)
+        make_reward(Context(SPACE, ACTIONS, config, FastOps()))
+    make_reward(Context(SPACE, ACTIONS, merge(config, {"reward": {"embeddings": "own"}}), FastOps()))
 
 
 # each formula, one step of one environment at a time
@@ -257,12 +258,12 @@ CASES = [
 def test_rewards_and_memories_equal_a_naive_loop_across_rollouts_and_episodes(method, options, done_rate, late_resets):
     model = make(method, **options)
     naive = ORACLES[method](model, ENVS)
-    carry = model.initial_carry(ENVS)
+    carry = model.initial_state(ENVS)
     rollouts = random_episodes(7, ENVS, done_rate, seed=5, kinds=14, late_resets=late_resets)
     for rollout in itertools.islice(rollouts, 3):
         rewards, carry = model.compute(rollout, carry)
         torch.testing.assert_close(rewards, naive.rewards(rollout), rtol=5e-3, atol=1e-5)
-        memories = model.memories(carry)
+        memories = carry.for_update.memories
         assert (memories is None) == (naive.memories.shape[-1] == 0)
         if memories is not None:
             torch.testing.assert_close(memories, naive.memories, rtol=1e-4, atol=1e-5)
@@ -282,14 +283,16 @@ def test_error_normalisation_is_by_the_moments_of_all_steps_or_moving_ones(momen
             mean = 0.9 * mean + 0.1 * collected[-1].mean()
             variance = 0.9 * variance + 0.1 * (collected[-1] - mean).square().mean()
         expected = (errors - mean) / (variance**0.5 + 1e-8) * rollout.valid
-        torch.testing.assert_close(model.compute(rollout, {})[0].double(), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            model.compute(rollout, model.initial_state(4))[0].double(), expected, rtol=1e-3, atol=1e-4
+        )
 
 
 def learning(method, **options):
     """A model, a batch of it, and the same batch as plain tensors: memories, o_t, o_{t+1}."""
     model = make(method, **options)
     rollout = next(random_episodes(20, 4, 0.2, seed=4))
-    rewards, carry = model.compute(rollout, model.initial_carry(4))
+    rewards, carry = model.compute(rollout, model.initial_state(4))
     model.remember(rollout, rewards, 0.0)
     batch = next(iter(model.batches(rollout, carry, 1, 60, torch.Generator().manual_seed(0))))
     return model, batch, (batch.hidden, batch.observations.gather(), batch.next_observations.gather())

@@ -20,6 +20,7 @@ from deir.errors import TrainingDiverged, UserError
 from deir.runs import checkpoint, run
 from deir.runs.progress import FIRST_COLUMNS
 from deir.runs.run import configure
+from deir.runs.training import make_trainer
 from small import laid_over
 from small import small as small_settings
 
@@ -138,18 +139,18 @@ def test_where_the_model_learns_beside_the_policy():
         (False, {"threads": 2, "env": {"id": "CartPole-v1"}}),
     ]
     for expected, changes in cases:
-        trainer = Trainer(small(**changes))
+        trainer = make_trainer(small(**changes))
         trainer.close()
-        assert trainer.overlaps == expected, changes
+        assert trainer.overlap.overlaps == expected, changes
 
 
 def test_a_model_that_diverges_beside_the_policy_is_told_and_the_last_good_state_is_kept():
-    trainer = Trainer(small(threads=2))
+    trainer = make_trainer(small(threads=2))
     trainer.iterate()
     trainer.keep()
-    good = {name: tensor.clone() for name, tensor in trainer.stage.reward.state_dict().items()}
+    good = {name: tensor.clone() for name, tensor in trainer.model.reward.state_dict().items()}
     with torch.no_grad():
-        trainer.stage.reward.discriminator[0].weight.fill_(float("nan"))  # its rewards stay what they were
+        trainer.model.reward.discriminator[0].weight.fill_(float("nan"))  # its rewards stay what they were
     with pytest.raises(TrainingDiverged, match="reward model"):
         trainer.iterate()
     assert_same(dict(trainer.kept()["stage"]["reward"]), good)

@@ -240,9 +240,9 @@ def test_a_place_that_cannot_be_written_is_told_before_any_work(tmp_path, monkey
     def never(*_: object, **__: object) -> None:
         raise AssertionError("work was begun")
 
-    for name in ("deir.runs.run.Trainer", "deir.experiments.sweep.scheduler.advance",
+    for name in ("deir.runs.run.make_trainer", "deir.experiments.sweep.scheduler.advance",
                  "deir.experiments.report.curves.read_all",
-                 "deir.experiments.paper.overhear.Trainer", "deir.experiments.paper.trajectories.overhear",
+                 "deir.experiments.paper.distances.make_trainer", "deir.experiments.paper.trajectories.make_trainer",
                  "deir.experiments.bench.command._in_own_process"):  # fmt: skip
         monkeypatch.setattr(name, never)
     for odd in odd_places(tmp_path):

@@ -27,17 +27,17 @@ def meet(count: int) -> list[str]:
         barrier.wait()
         return threading.current_thread().name
 
-    return in_parallel(job, range(count), CPU)
+    return in_parallel(job, range(count))
 
 
 def test_results_come_in_order():
     use_threads(3, overlap=False)
-    assert in_parallel(lambda x: x * x, range(20), CPU) == [x * x for x in range(20)]
+    assert in_parallel(lambda x: x * x, range(20)) == [x * x for x in range(20)]
 
 
 def test_two_parties_share_the_threads_until_one_of_them_waits():
     def names() -> set[str]:
-        return set(in_parallel(lambda _: threading.current_thread().name, range(2), CPU))
+        return set(in_parallel(lambda _: threading.current_thread().name, range(2)))
 
     use_threads(2, overlap=True)
     assert torch.get_num_threads() == 1
@@ -53,21 +53,15 @@ def test_two_parties_share_the_threads_until_one_of_them_waits():
 
 def test_jobs_compute_with_one_thread_each_and_know_whether_gradients_are_wanted():
     use_threads(2, overlap=False)
-    assert in_parallel(lambda _: torch.get_num_threads(), range(4), CPU) == [1] * 4
+    assert in_parallel(lambda _: torch.get_num_threads(), range(4)) == [1] * 4
     with torch.no_grad():
-        assert in_parallel(lambda _: torch.is_grad_enabled(), range(4), CPU) == [False] * 4
+        assert in_parallel(lambda _: torch.is_grad_enabled(), range(4)) == [False] * 4
 
 
 def test_an_error_in_a_job_is_the_callers():
     use_threads(2, overlap=False)
     with pytest.raises(ZeroDivisionError):
-        in_parallel(lambda x: 1 // x, [1, 0, 1], CPU)
-
-
-def test_an_accelerator_takes_one_job_after_the_other():
-    use_threads(2, overlap=False)
-    names = in_parallel(lambda _: threading.current_thread().name, range(4), torch.device("meta"))
-    assert set(names) == {"MainThread"}
+        in_parallel(lambda x: 1 // x, [1, 0, 1])
 
 
 def test_all_threads_are_shared_out(monkeypatch):

@@ -22,6 +22,7 @@ from deir.errors import UserError
 from deir.plugin.reward import Embeddings, Reward
 from deir.runs import checkpoint, run
 from deir.runs.directory import RunDirectory
+from deir.runs.training import make_ops
 from deir.seeding import torch_generator
 
 
@@ -90,7 +91,7 @@ def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None, trust
         spaces = envs.observation_space, envs.action_space
     finally:
         envs.close()
-    policy = Policy(*spaces, config.network)
+    policy = Policy(*spaces, config.network, make_ops(replace(config, device="cpu", ops=None)))
 
     def accept(found: checkpoint.Found) -> None:
         try:

@@ -268,6 +268,8 @@ class Config:
     """PyTorch device of the networks: cpu, cuda, cuda:1, …"""
     threads: int | None = None
     """CPU threads of the run; the machine's cores (or OMP_NUM_THREADS) when not given."""
+    ops: Literal["plain", "fast"] | None = None
+    """How it is computed: plain PyTorch, or the same mathematics faster on a CPU; fast on a CPU when not given."""
     tensorboard: bool = True
     """Write TensorBoard events beside progress.csv."""
     maps: bool = False

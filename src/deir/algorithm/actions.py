@@ -53,7 +53,7 @@ class Actions:
         raise NotImplementedError
 
     def vector(self, actions: Tensor) -> Tensor:
-        """Actions as the reward models read them. [B, *shape] -> [B, width] float32"""
+        """Actions as the reward models read them. [B, *shape] -> [B, width]"""
         raise NotImplementedError
 
     def inverse_loss(self, predicted: Tensor, actions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -95,7 +95,7 @@ class DiscreteActions(Actions):
         return log_pi.gather(-1, choices[..., None])[..., 0], -(log_pi.exp() * log_pi).sum(-1)
 
     def vector(self, actions: Tensor) -> Tensor:
-        return F.one_hot(actions, self.width).to(torch.float32)
+        return F.one_hot(actions, self.width).to(torch.get_default_dtype())
 
     def inverse_loss(self, predicted: Tensor, actions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """-log p(a)"""
@@ -203,13 +203,13 @@ class BoxActions(Actions):
 
     def _expected_log_slope(self, mean: Tensor, log_std: Tensor) -> Tensor:
         """E log(1 - tanh² u) by Gauss-Hermite quadrature. [B, A]"""
-        points = mean[..., None] + log_std.exp()[..., None] * self.nodes.to(mean.device)
-        return log_slope(points) @ self.weights.to(mean.device)
+        points = mean[..., None] + log_std.exp()[..., None] * self.nodes.to(mean)
+        return log_slope(points) @ self.weights.to(mean)
 
     def vector(self, actions: Tensor) -> Tensor:
         """Scaled to -1 … 1 where the Box has bounds."""
         _, middle, reach, _, _ = self._on(actions.device)
-        return (actions.to(torch.float32) - middle) / reach
+        return (actions.to(torch.get_default_dtype()) - middle) / reach
 
     def inverse_loss(self, predicted: Tensor, actions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean squared error of the scaled action."""

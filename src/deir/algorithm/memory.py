@@ -46,6 +46,9 @@ class EpisodicHistory:
         rows = {name: x[total - depth :].clone() if few else x[total - depth :] for name, x in extended.items()}
         return EpisodicHistory(rows, lengths)
 
+    def to(self, device: torch.device) -> EpisodicHistory:
+        return EpisodicHistory({name: rows.to(device) for name, rows in self.rows.items()}, self.lengths.to(device))
+
     def tensors(self) -> dict[str, Tensor]:
         return {"history.lengths": self.lengths, **{f"history.{name}": rows for name, rows in self.rows.items()}}
 

@@ -1,7 +1,4 @@
-"""Encoders of Appendix A.5.
-
-Every encoder is called with a tensor [B, *obs] (images in height-width-channel order) or with `patches.Rows`.
-"""
+"""Encoders of Appendix A.5."""
 
 from __future__ import annotations
 
@@ -14,50 +11,21 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deir.algorithm.layers import NormKind, Share, each_row, gathered_norm, norm_image, norm_vector, trains_by_batch
-from deir.compiled import Array
+from deir.algorithm.layers import NormKind, norm_image, norm_vector
 from deir.envs.spaces import PackedBox
 from deir.errors import UserError
-from deir.fast.kernels import gather_sum, in_pieces, placed_linear
-from deir.fast.patches import PatchPlan, Rows
 
 
 class Encoder(nn.Module):
-    """Observations -> embeddings [B, features]."""
+    """Observations [B, *obs] -> embeddings [B, features]; images are in height-width-channel order."""
 
     features: int
-    piece: int | None = None  # observations that one thread embeds at a time, when they do not depend on each other
-
-    def forward(self, observations: Tensor | Rows) -> Tensor:
-        if isinstance(observations, Rows):
-            embeddings, inverse = self.embed_distinct(observations)
-            return embeddings if inverse is None else embeddings.index_select(0, inverse)
-        return self.embed(observations)
-
-    def embed_distinct(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Embeddings [u, features] and, where rows share them, which one each row has [B]."""
-        return self.embed(rows.gather()), None
-
-    def embed(self, observations: Tensor) -> Tensor:
-        """`plain`, on as many threads as there are."""
-        if self.piece is None or observations.device.type != "cpu" or self.couples_observations:
-            return self.plain(observations)
-        return in_pieces(self.plain, observations, self.piece, list(self.parameters()))
-
-    @property
-    def couples_observations(self) -> bool:
-        """Whether an embedding depends on the batch it is in."""
-        return self.training and any(isinstance(module, COUPLING) for module in self.modules())
-
-    def plain(self, observations: Tensor) -> Tensor:
-        raise NotImplementedError
 
 
 class GridEncoder(Encoder):
     """Three 2x2 convolutions and a linear layer for MiniGrid views; views of 3x3 are padded by one cell."""
 
     CHANNELS = (32, 64, 64)
-    piece = 256
 
     def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
         super().__init__()
@@ -73,57 +41,12 @@ class GridEncoder(Encoder):
             self.norms.append(norm_image(norm, (channels, height, width)))
         self.linear = nn.Linear(channels * height * width, features)
         self.output_norm = norm_vector(norm, features)
-        self.shares_patches = norm != "layer"  # a layer-normalised patch depends on its whole observation
 
-    def embed_distinct(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        if not rows.table.levels:
-            return super().embed_distinct(rows)
-        if self.shares_patches:
-            plan = rows.plan()
-            return self.distinct(plan), plan.inverse
-        ids, inverse = rows.ids.unique(return_inverse=True)
-        return self.embed(rows.table.distinct[ids]), inverse
-
-    def plain(self, observations: Tensor) -> Tensor:
+    def forward(self, observations: Tensor) -> Tensor:
         x = self.input_norm(observations.permute(0, 3, 1, 2).to(self.linear.weight.dtype))  # [B, C, H, W]
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = F.relu(norm(conv(x)))
         return F.relu(self.output_norm(self.linear(x.flatten(1))))
-
-    def distinct(self, plan: PatchPlan) -> Tensor:
-        """The same function with every layer evaluated on the batch's distinct patches only. [u, features]
-
-        A 2x2 patch's convolution is the sum of its four corners' products, so each smaller patch is multiplied with
-        the four corners of the kernel once, and a larger patch is a sum of four rows; likewise the linear layer.
-        """
-        dtype = self.linear.weight.dtype
-        cells = Share(plan.cell_share, plan.cell_total)
-        x = self._layer(
-            self.input_norm, plan.cells.to(dtype), each_row(plan.cells), None, cells, relu=False
-        )  # [C, channels]
-        x = torch.cat([x, torch.zeros_like(x[:1])])  # padding
-        for conv, norm, layer in zip(self.convs, self.norms, plan.layers, strict=True):
-            assert isinstance(conv, nn.Conv2d)
-            kernel = conv.weight.permute(1, 2, 3, 0).flatten(1)  # [in, 4*out]
-            products = (x @ kernel).view(-1, conv.out_channels)  # [4*P_below, out]
-            x = self._layer(norm, products, layer.corners, conv.bias, Share(layer.share, layer.total))  # [P, out]
-        products = placed_linear(x, self.linear.weight, plan.placed)  # [slots, features]
-        share = Share(plan.observation_share, len(plan.inverse))
-        return self._layer(self.output_norm, products, plan.placed_of_observation, self.linear.bias, share)
-
-    def _layer(
-        self, norm: nn.Module, table: Tensor, rows: Array, bias: Tensor | None, share: Share, relu: bool = True
-    ) -> Tensor:
-        """bias + Σ_k table[rows[p, k]], normalised, and a ReLU. [P, C]"""
-        if trains_by_batch(norm):
-            return gathered_norm(norm, table, rows, bias, share, relu)
-        x = gather_sum(table, torch.from_numpy(rows))
-        x = x if bias is None else x + bias
-        if isinstance(norm, nn.BatchNorm2d):
-            x = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
-        else:
-            x = norm(x)
-        return F.relu(x) if relu else x
 
 
 def grid_padding(shape: tuple[int, ...]) -> int:
@@ -135,7 +58,6 @@ class ConvEncoder(Encoder):
 
     LAYERS = ((32, 8, 4), (64, 4, 2), (64, 4, 1))  # channels, kernel, stride
     SIDE = 44  # of the smallest image that leaves a cell
-    piece = 64
 
     def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
         super().__init__()
@@ -154,7 +76,7 @@ class ConvEncoder(Encoder):
             nn.Linear(channels * height * width, features), norm_vector(norm, features), nn.ReLU()
         )
 
-    def plain(self, observations: Tensor) -> Tensor:
+    def forward(self, observations: Tensor) -> Tensor:
         return self.tail(self.body(scaled_image(observations)))
 
 
@@ -162,7 +84,6 @@ class ImpalaEncoder(Encoder):
     """The residual network of IMPALA: for the policy on images."""
 
     CHANNELS = (16, 32, 32)
-    piece = 32
 
     def __init__(self, shape: tuple[int, int, int], features: int, norm: NormKind) -> None:
         super().__init__()
@@ -178,7 +99,7 @@ class ImpalaEncoder(Encoder):
             nn.Linear(channels * height * width, features), norm_vector(norm, features), nn.ReLU()
         )
 
-    def plain(self, observations: Tensor) -> Tensor:
+    def forward(self, observations: Tensor) -> Tensor:
         return self.tail(self.body(scaled_image(observations)))
 
 
@@ -229,9 +150,6 @@ class RunningNorm(nn.Module):
         self.mean.lerp_(mean, share)
 
 
-COUPLING = (nn.BatchNorm1d, nn.BatchNorm2d, RunningNorm)  # while training, what they give depends on the batch
-
-
 def norm_input(kind: NormKind, width: int) -> nn.Module:
     """Of vectors: layer normalisation would lose how large they are, and without any their range would matter."""
     return nn.BatchNorm1d(width) if kind == "batch" else RunningNorm(width)
@@ -249,8 +167,8 @@ class VectorEncoder(Encoder):
             nn.Linear(features, features), norm_vector(norm, features), nn.ReLU(),
         )  # fmt: skip
 
-    def plain(self, observations: Tensor) -> Tensor:
-        return self.body(observations.float())
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.body(observations.to(next(self.body.parameters()).dtype))
 
 
 class PartsEncoder(Encoder):
@@ -268,17 +186,10 @@ class PartsEncoder(Encoder):
             nn.Linear(len(kinds) * features, features), norm_vector(norm, features), nn.ReLU()
         )
 
-    def embed_distinct(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        first = self.encoders[0]
-        if not rows.table.levels or not isinstance(first, GridEncoder) or not first.shares_patches:
-            return super().embed_distinct(rows)
-        others = [encoder(part) for encoder, part in list(self._parts(rows.gather()))[1:]]
-        return self.together(torch.cat([first(rows), *others], 1)), None
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.together(torch.cat([encoder(part) for encoder, part in self.parts_of(observations)], 1))
 
-    def plain(self, observations: Tensor) -> Tensor:
-        return self.together(torch.cat([encoder(part) for encoder, part in self._parts(observations)], 1))
-
-    def _parts(self, rows: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
+    def parts_of(self, rows: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
         """Each encoder with its part [B, *part] of the rows [B, bytes]."""
         for encoder, part, place in zip(self.encoders, self.space.parts.values(), self.space.places, strict=True):
             dtype = torch.uint8 if part.dtype == np.uint8 else torch.float32

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from deir.algorithm.actions import Actions, DiscreteActions
 from deir.algorithm.functional import EmaMoments, explained_variance, gae, minibatches
-from deir.algorithm.policy import Policy
 from deir.algorithm.types import Metrics, PolicyTrace, Rollout
 from deir.config import PPOConfig
-from deir.fast.kernels import ppo_of_categories
+
+if TYPE_CHECKING:
+    from deir.algorithm.policy import Policy
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
@@ -50,16 +51,7 @@ def ppo_loss(
     actions: Actions | None = None,  # their kind; Discrete if not given
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """L = -E min(ρ A, clip(ρ, 1±c) A) + c_v E (V - R)² - c_e E H(π),  ρ = π(a)/π_old(a)"""
-    if config.advantage_norm == "minibatch":
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     actions = actions or DiscreteActions(outputs.shape[-1])
-    if isinstance(actions, DiscreteActions) and outputs.device.type == "cpu":
-        clip_value = math.inf if config.clip_range_value is None else config.clip_range_value
-        loss, figures = ppo_of_categories(
-            outputs, values, (choices, old_log_probs, old_values, advantages, returns),
-            config.clip_range, clip_value, config.value_coef, config.entropy_coef,
-        )  # fmt: skip
-        return loss, dict(zip(METRICS, figures, strict=True))
     log_probs, entropies = actions.judge(outputs, choices)
     log_ratio = log_probs - old_log_probs
     ratio = log_ratio.exp()
@@ -97,7 +89,9 @@ def update_policy(
         shuffled = (x.index_select(0, order).split(sizes) for x in flat)
         for ids, hidden, drawn, old_log_probs, old_values, advantage, target in zip(*shuffled, strict=True):
             outputs, values, _ = policy(rollout.table.rows(ids), hidden)
-            loss, metrics = ppo_loss(
+            if config.advantage_norm == "minibatch":
+                advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            loss, metrics = policy.ops.ppo_loss(
                 outputs, values, drawn, old_log_probs, old_values, advantage, target, config, policy.actions
             )
             gradient_step(loss)

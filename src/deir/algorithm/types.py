@@ -1,16 +1,63 @@
-"""What flows between the rooms. Time-major: T steps of N environments; `*obs` is the shape of one observation."""
+"""What flows between the stages. Time-major: T steps of N environments; `*obs` is the shape of one observation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deir.fast.patches import ObservationTable, Rows
-
-Carry = dict[str, Tensor]  # what a reward method brings from one rollout to the next
 Metrics = dict[str, float]  # figures to log
+
+
+@dataclass(frozen=True)
+class ObservationTable:
+    """The observations of one iteration; an `Ops` may keep more about them than this."""
+
+    distinct: Tensor  # [U, *obs]
+
+    def rows(self, ids: Tensor) -> Rows:
+        return Rows(self, ids)
+
+
+class Rows(NamedTuple):
+    """A batch of observations, as rows of a table."""
+
+    table: ObservationTable
+    ids: Tensor  # [B]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def gather(self) -> Tensor:
+        """[B, *obs]"""
+        return self.table.distinct[self.ids]
+
+
+def concatenate(parts: list[Rows | Tensor]) -> Rows | Tensor:
+    """One batch of several, which stay rows when all are of one table."""
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if len(rows) == len(parts) and all(part.table is rows[0].table for part in rows):
+        return Rows(rows[0].table, torch.cat([part.ids for part in rows]))
+    return torch.cat([part.gather() if isinstance(part, Rows) else part for part in parts])
+
+
+class Shared(NamedTuple):
+    """A batch of vectors, of which several rows may share one."""
+
+    values: Tensor  # [u, F]
+    rows: Tensor | None = None  # [B] which of them each row of the batch has; None: its own
+
+    def gather(self) -> Tensor:
+        """[B, F]"""
+        return self.values if self.rows is None else self.values.index_select(0, self.rows)
+
+    def split(self, sizes: list[int]) -> list[Shared]:
+        """The parts of the batch."""
+        if self.rows is None:
+            return [Shared(part) for part in self.values.split(sizes)]
+        return [Shared(self.values, part) for part in self.rows.split(sizes)]
 
 
 @dataclass(frozen=True)

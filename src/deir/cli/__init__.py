@@ -82,7 +82,7 @@ class List:
     """Which table."""
 
 
-RESUMABLE = {"steps", "target_return", "threads", "device", "tensorboard", "checkpoint"}
+RESUMABLE = {"steps", "target_return", "threads", "ops", "device", "tensorboard", "checkpoint"}
 
 
 def _config_only(args: Train) -> Config:

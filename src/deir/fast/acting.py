@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -11,10 +12,12 @@ from torch.nn import functional as F
 
 from deir.algorithm.networks import GridEncoder
 from deir.algorithm.policy import Policy
-from deir.algorithm.recurrent import Gates, gru_gates, gru_step
-from deir.fast import loops
-from deir.fast.kernels import arrays_of
-from deir.fast.patches import ObservationTable
+from deir.algorithm.types import ObservationTable, Shared
+from deir.envs.spaces import packed_view
+from deir.fast.arrays import arrays_of
+from deir.fast.gru import act_recurrently, gru_gates
+from deir.fast.patches import tabulate
+from deir.fast.pieces import embed_whole
 
 ENCODE_CHUNK = 2048  # bounds the memory of feature maps
 
@@ -79,50 +82,85 @@ class FrozenPolicy:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy.eval()
         foldable = isinstance(policy.encoder, GridEncoder) and scale_and_shift(policy.encoder.input_norm) is not None
-        self.encode = FrozenGridEncoder(policy.encoder) if foldable else policy.encoder  # type: ignore[arg-type]
+        self.folded = FrozenGridEncoder(policy.encoder) if foldable else None  # type: ignore[arg-type]
         first, norm, _, last = policy.actor
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
-        self.features = folded(first.weight.T, first.bias, norm)
-        self.last = last.weight.T, last.bias
-        layers = (policy.gru.weight_hh.T, policy.gru.bias_hh), self.features, self.last
-        self.loops = policy.gru.weight_hh.device.type == "cpu"
-        self.arrays = [arrays_of(*layer) for layer in layers] if self.loops else []
+        layers = (
+            (policy.gru.weight_hh.T, policy.gru.bias_hh),
+            folded(first.weight.T, first.bias, norm),
+            (last.weight.T, last.bias),
+        )
+        self.arrays = [arrays_of(*layer) for layer in layers]
 
-    def gates(self, observations: Tensor) -> Gates:
-        """[B, *obs]"""
-        return Gates(F.linear(self.encode(observations), self.policy.gru.weight_ih, self.policy.gru.bias_ih), None)
-
-    def step(self, gates: Gates, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Gates and memory before the step [N, H] -> outputs [N, A], memory after it [N, H]"""
-        if self.loops:
-            arrays = arrays_of(gates.distinct, gates.rows_of(hidden), hidden)
-            outputs, hidden = map(torch.from_numpy, loops.act_recurrently(*arrays, *self.arrays))
+    def gates(self, observations: Tensor) -> Tensor:
+        """[B, *obs] -> [B, 3H]"""
+        if self.folded is not None:
+            embedded = self.folded(observations)
         else:
-            hidden = gru_step(self.policy.gru, gates, hidden)
-            features = torch.addmm(self.features[1], hidden, self.features[0]).relu_()
-            outputs = torch.addmm(self.last[1], features, self.last[0])
-        return self.policy.complete(outputs), hidden
+            embedded = embed_whole(self.policy.encoder, observations)
+        return gru_gates(self.policy.gru, Shared(embedded)).values
+
+    def step(self, gates: Tensor, rows: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Gates [U, 3H], which of them each has [N], memory before the step [N, H] -> outputs, memory after it"""
+        outputs, after = map(torch.from_numpy, act_recurrently(*arrays_of(gates, rows, hidden), *self.arrays))
+        return self.policy.complete(outputs), after
 
 
-class ObservationCache:
+class ActingOnAnything:
+    """Where nothing is taken to repeat."""
+
+    known = None
+
+    def __init__(self, policy: Policy) -> None:
+        self.frozen = FrozenPolicy(policy)
+        self.seen: list[Tensor] = []
+
+    def step(self, observations: NDArray[Any], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen.append(torch.from_numpy(observations))
+        rows = torch.arange(len(hidden), device="cpu")
+        return self.frozen.step(self.frozen.gates(self.seen[-1]), rows, hidden)
+
+    def table(self, last: NDArray[Any], finals: NDArray[Any]) -> tuple[ObservationTable, Tensor, Tensor]:
+        everything = torch.cat([*self.seen, torch.from_numpy(np.ascontiguousarray(last)), torch.from_numpy(finals)])
+        names = torch.arange(len(everything), device="cpu")
+        ids, final_ids = names.split([len(names) - len(finals), len(finals)])
+        return ObservationTable(everything), ids.view(len(self.seen) + 1, -1), final_ids
+
+
+class ActingOnRepeats:
     """Names each distinct observation by an integer and, while parameters are frozen, encodes it once."""
 
-    def __init__(self, frozen: FrozenPolicy, known: ObservationTable | None) -> None:
-        self.frozen = frozen
+    def __init__(self, policy: Policy, known: ObservationTable | None) -> None:
+        self.frozen = FrozenPolicy(policy)
+        self.seen: list[Tensor] = []  # names
         self.observations: list[NDArray[Any]] = []
         self.names: dict[bytes, int] = {}
-        width = frozen.policy.gru.weight_ih.shape[0]
-        self.gates = torch.zeros(4096, width, device=frozen.policy.gru.weight_ih.device)  # [capacity, 3H]
+        self.known = known
+        self.gates = torch.zeros(4096, policy.gru.weight_ih.shape[0], device="cpu")  # [capacity, 3H]
         if known is not None:
             self._adopt(known)
 
+    def step(self, observations: NDArray[Any], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen.append(self.lookup(observations))
+        return self.frozen.step(self.gates, self.seen[-1], hidden)
+
+    def table(self, last: NDArray[Any], finals: NDArray[Any]) -> tuple[ObservationTable, Tensor, Tensor]:
+        ids = torch.stack([*self.seen, self.lookup(last)])
+        final_ids = self.lookup(finals) if len(finals) else ids.new_zeros(0)
+        used, names = torch.cat([ids.flatten(), final_ids]).unique(return_inverse=True)
+        distinct = torch.from_numpy(np.stack(self.observations))[used]
+        self.known, renamed = tabulate(distinct, packed_view(self.frozen.policy.observation_space))
+        found, final_ids = renamed[names].split([ids.numel(), len(finals)])
+        return self.known, found.view(ids.shape), final_ids
+
     def _adopt(self, known: ObservationTable) -> None:
         """Starts from the observations of the last rollout: most of them come again."""
-        self.observations = list(known.distinct.cpu().numpy())
+        self.observations = list(known.distinct.numpy())
         self.names = {observation.tobytes(): name for name, observation in enumerate(self.observations)}
-        for part in torch.arange(len(known.distinct), device=self.gates.device).split(ENCODE_CHUNK):
-            policy = self.frozen.policy
-            self._store(int(part[0]), gru_gates(policy.gru, policy.encoder, known.rows(part)).gather())
+        policy = self.frozen.policy
+        for part in torch.arange(len(known.distinct), device="cpu").split(ENCODE_CHUNK):
+            embedded = policy.ops.embed(policy.encoder, known.rows(part))
+            self._store(int(part[0]), gru_gates(policy.gru, embedded).gather())
 
     def _store(self, begin: int, gates: Tensor) -> None:
         while begin + len(gates) > len(self.gates):
@@ -142,5 +180,5 @@ class ObservationCache:
         if fresh:
             new = observations[fresh]
             self.observations.extend(new)
-            self._store(known, self.frozen.gates(torch.from_numpy(new).to(self.gates.device)).distinct)
-        return torch.tensor(names, device=self.gates.device)
+            self._store(known, self.frozen.gates(torch.from_numpy(new)))
+        return torch.tensor(names, device="cpu")

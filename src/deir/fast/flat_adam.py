@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deir.algorithm.optimizer import diverged
 from deir.config import PPOConfig
-from deir.errors import TrainingDiverged
 
 
 class FlatAdam:
@@ -38,15 +38,9 @@ class FlatAdam:
         loss.backward()
         norm = torch.linalg.vector_norm(self.flat.grad)
         if not torch.isfinite(loss + norm):
-            self._diverged(loss)
+            diverged(self.network, self.name, loss)
         self.flat.grad.mul_((self.max_norm / (norm + 1e-6)).clamp(max=1.0))
         self.adam.step()
-
-    def _diverged(self, loss: Tensor) -> None:
-        if not torch.isfinite(loss):
-            raise TrainingDiverged(f"the {self.name} loss is {float(loss.detach())}")
-        spoilt = [n for n, p in self.network.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        raise TrainingDiverged(f"the {self.name} gradient is not finite in {', '.join(spoilt[:3])}")
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's moments; its settings come from the configuration."""

@@ -2,9 +2,9 @@
 
 A MiniGrid view is made of few kinds of cells, so a mini-batch of a thousand views holds a few hundred distinct 2x2
 patches, which are all a first 2x2 convolution can see; the same holds for its 3x3 and 4x4 patches and the layers after.
-`ObservationTable` names the distinct observations and patches of one training iteration by integers, once. `Rows` picks
-observations out of it, and `Rows.plan` says which patches those need and how often each occurs, which is what batch
-normalisation needs to stay the same mathematics as on the full batch.
+`PatchTable` names the distinct observations and patches of one training iteration by integers, once. `plan_of` says
+which patches a batch of its rows needs and how often each occurs, which is what batch normalisation needs to stay the
+same mathematics as on the full batch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deir.algorithm.networks import grid_padding
+from deir.algorithm.types import ObservationTable
 from deir.fast import planning
 
 Indices = NDArray[np.int64]
@@ -71,95 +73,62 @@ class PatchPlan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ObservationTable:
-    """The observations of one iteration. Without patches (noise, images, vectors) nothing is taken to repeat."""
+class PatchTable(ObservationTable):
+    """The distinct observations of one iteration, and their distinct patches."""
 
-    distinct: Tensor  # [U, *obs]
-    cells: Tensor | None = None  # [C, channels] float
-    cells_of_observation: Indices | None = None  # [U, H*W]
-    levels: tuple[PatchLevel, ...] = ()
-    placed: PlacedPatches | None = None
-    padding: int = 0  # cells of zeros around each view
+    cells: Tensor  # [C, channels] float
+    cells_of_observation: Indices  # [U, H*W]
+    levels: tuple[PatchLevel, ...]
+    placed: PlacedPatches
     view: tuple[int, ...] | None = None  # the view's shape, where an observation is a row of bytes that begins with it
 
-    def rows(self, ids: Tensor) -> Rows:
-        return Rows(self, ids)
+
+def plan_of(table: PatchTable, ids: Tensor) -> PatchPlan:
+    """Integer work: which observations and patches a batch of rows [B] holds, and how often."""
+    names = ids.numpy()
+    observations, weights, inverse = planning.occurring_rows(names, len(table.distinct))
+    below, layers = np.arange(len(table.cells) + 1), []  # cells are few: all keep their numbers
+    for level in table.levels:
+        shares = planning.shares_of_names(level.of_observation, observations, weights, len(level.children))
+        corners, shares, below = planning.occurring_patches(shares, level.children, below)
+        total = len(names) * level.of_observation.shape[1]
+        layers.append(Layer(corners, shares, total))
+    pairs, patches, bounds = table.placed
+    *placed, slots = planning.occurring_places(pairs, observations, patches, bounds, below, GROUP)
+    cells = table.cells_of_observation
+    return PatchPlan(
+        cells=table.cells,
+        cell_share=planning.shares_of_names(cells, observations, weights, len(table.cells)),
+        cell_total=len(names) * cells.shape[1],
+        layers=layers,
+        placed=Placed(*placed),
+        placed_of_observation=slots,
+        observation_share=weights,
+        inverse=torch.from_numpy(inverse),
+    )
 
 
-class Rows(NamedTuple):
-    """A batch of observations, as rows of a table."""
-
-    table: ObservationTable
-    ids: Tensor  # [B]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def gather(self) -> Tensor:
-        """[B, *obs]"""
-        return self.table.distinct[self.ids]
-
-    def plan(self) -> PatchPlan:
-        """Integer work: which observations and patches the batch holds, and how often."""
-        table, ids = self.table, self.ids.numpy()
-        assert table.cells is not None and table.cells_of_observation is not None and table.placed is not None
-        observations, weights, inverse = planning.occurring_rows(ids, len(table.distinct))
-        below, layers = np.arange(len(table.cells) + 1), []  # cells are few: all keep their numbers
-        for level in table.levels:
-            shares = planning.shares_of_names(level.of_observation, observations, weights, len(level.children))
-            corners, shares, below = planning.occurring_patches(shares, level.children, below)
-            total = len(ids) * level.of_observation.shape[1]
-            layers.append(Layer(corners, shares, total))
-        pairs, patches, bounds = table.placed
-        *placed, slots = planning.occurring_places(pairs, observations, patches, bounds, below, GROUP)
-        cells = table.cells_of_observation
-        return PatchPlan(
-            cells=table.cells,
-            cell_share=planning.shares_of_names(cells, observations, weights, len(table.cells)),
-            cell_total=len(ids) * cells.shape[1],
-            layers=layers,
-            placed=Placed(*placed),
-            placed_of_observation=slots,
-            observation_share=weights,
-            inverse=torch.from_numpy(inverse),
-        )
-
-
-def concatenate(parts: list[Rows | Tensor]) -> Rows | Tensor:
-    """One batch of several, which stay rows when all are of one table."""
-    rows = [part for part in parts if isinstance(part, Rows)]
-    if len(rows) == len(parts) and all(part.table is rows[0].table for part in rows):
-        return Rows(rows[0].table, torch.cat([part.ids for part in rows]))
-    return torch.cat([part.gather() if isinstance(part, Rows) else part for part in parts])
-
-
-def extend_table(table: ObservationTable, storage: Tensor, slots: Tensor) -> tuple[ObservationTable, Tensor, Tensor]:
-    """A table of repeating observations with those of `storage[slots]` added.
+def extend_table(table: PatchTable, storage: Tensor, slots: Tensor) -> tuple[PatchTable, Tensor, Tensor]:
+    """The table with the observations of `storage[slots]` added.
 
     Gives the table, the new row of each old row [U], and the row of each slot [len(slots)].
     """
     used, inverse = slots.unique(return_inverse=True)
-    device = table.distinct.device
-    extended, names = tabulate(torch.cat([table.distinct, storage[used].to(device)]), True, table.padding, table.view)
+    extended, names = tabulate(torch.cat([table.distinct, storage[used]]), table.view)
     old, new = names.split([len(table.distinct), len(used)])
-    return extended, old, new[inverse.to(device)]
+    return extended, old, new[inverse]
 
 
-def tabulate(
-    observations: Tensor, repeats: bool, padding: int = 0, view: tuple[int, ...] | None = None
-) -> tuple[ObservationTable, Tensor]:
+def tabulate(observations: Tensor, view: tuple[int, ...] | None = None) -> tuple[PatchTable, Tensor]:
     """[B, *obs] -> the table of distinct observations and, for each of the B, its row [B].
 
-    repeats: whether to look for distinct ones, which must be views of integer cells [B, H, W, 3], or rows of bytes that
-    begin with a view of the shape `view`. An accelerator is better off with the plain network than with planning on the
-    host, so there nothing is taken to repeat.
+    Observations are views of integer cells [B, H, W, 3], or rows of bytes that begin with a view of the shape `view`.
     """
-    if not repeats or observations.device.type != "cpu":
-        return ObservationTable(observations), torch.arange(len(observations), device=observations.device)
     everything = observations.numpy()
     first, names = _distinct_rows(everything.reshape(len(everything), -1))
     distinct = everything[first]
     grids = distinct if view is None else distinct[:, : prod(view)].reshape(-1, *view)
+    padding = grid_padding(grids.shape[1:])
     cell_kinds, cells = _distinct_cells(grids)
     levels, grid = [], np.pad(cells, ((0, 0), (padding, padding), (padding, padding)), constant_values=len(cell_kinds))
     kinds = len(cell_kinds) + 1
@@ -168,13 +137,12 @@ def tabulate(
         children, grid = _distinct_quadruples(corners, kinds)
         levels.append(PatchLevel(np.ascontiguousarray(grid.reshape(len(grid), -1)), children))
         kinds = len(children)
-    table = ObservationTable(
+    table = PatchTable(
         torch.from_numpy(distinct),
         torch.from_numpy(cell_kinds).float(),
         np.ascontiguousarray(cells.reshape(len(cells), -1)),
         tuple(levels),
         _place(grid.reshape(len(grid), -1), kinds),
-        padding,
         view,
     )
     return table, torch.from_numpy(names)

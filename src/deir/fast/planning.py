@@ -1,4 +1,4 @@
-"""Which observations and patches a batch holds, and how often: the integers behind `patches.PatchPlan`, compiled."""
+"""Integers, compiled: which observations and patches a batch holds, and how often (`patches.PatchPlan`)."""
 
 from __future__ import annotations
 
@@ -83,3 +83,16 @@ def occurring_places(
         for position, pair in enumerate(pairs[rows[u]]):
             of_rows[u, position] = slots[pair]
     return order, heights, placed[:begin], of_rows
+
+
+@compiled
+def rows_differ(storage: Array, slots: Array, table: Array, ids: Array) -> Array:
+    """Whether storage[slots[b]] and table[ids[b]] differ anywhere. storage: [S, K], table: [U, K] -> [B] bool"""
+    differs = np.zeros(len(slots), np.bool_)
+    for b in range(len(slots)):
+        first, second = storage[slots[b]], table[ids[b]]
+        for k in range(len(first)):
+            if first[k] != second[k]:
+                differs[b] = True
+                break
+    return differs

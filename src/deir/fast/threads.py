@@ -69,14 +69,14 @@ def _parties_changed(by: int) -> Iterator[None]:
             _parties -= by
 
 
-def in_parallel(job: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> list[Result]:
-    """The results of jobs that do not depend on each other, on the CPU as many at once as there are threads.
+def in_parallel(job: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """The results of jobs that do not depend on each other, as many at once as there are threads.
 
     Every job computes with one thread, so its bits do not depend on their number. Python threads serve here because
     each job is a few large operations.
     """
     threads = max(1, _threads // max(1, _parties))
-    if min(threads, len(items)) <= 1 or device.type != "cpu":
+    if min(threads, len(items)) <= 1:
         return [job(item) for item in items]
     graph = torch.is_grad_enabled()
 

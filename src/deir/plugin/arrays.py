@@ -12,11 +12,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from deir.algorithm.networks import grid_padding
-from deir.algorithm.types import Rollout
+from deir.algorithm.ops import Ops
+from deir.algorithm.types import ObservationTable, Rollout
 from deir.envs.spaces import PackedBox
 from deir.errors import UserError, invalid
-from deir.fast.patches import ObservationTable, tabulate
 
 LARGEST_CODE = 31  # small images without a larger value are codes of cells, which repeat, rather than colours
 
@@ -278,6 +277,7 @@ class RolloutReader:
     n_envs: int
     mode: AutoresetMode
     device: torch.device
+    ops: Ops
 
     def read(
         self,
@@ -340,8 +340,6 @@ class RolloutReader:
     def _tabulate(self, seen: Tensor, finals: Tensor) -> tuple[ObservationTable, Tensor, Tensor]:
         """[S, N, *obs], [K, *obs] -> the table, and the names [S, N] and [K] in it"""
         everything = torch.cat([seen.flatten(0, 1).to(self.device), finals.to(self.device)])
-        shape = self.form.space.shape
-        padding = grid_padding(shape) if len(shape) == 3 else 0
-        table, names = tabulate(everything, self.form.codes(everything), padding)
+        table, names = self.ops.tabulate(everything, self.form.codes(everything))
         ids, final_ids = names.split([seen.shape[0] * seen.shape[1], len(finals)])
         return table, ids.view(seen.shape[:2]), final_ids

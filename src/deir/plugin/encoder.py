@@ -23,13 +23,13 @@ class GivenEncoder(Encoder):
         self.function, self.form = (function,), form  # in a tuple: no part of this module
         probe = torch.zeros(2, *form.space.shape, dtype=form.dtype, device=device)
         with torch.no_grad():
-            embeddings = self.plain(probe)
+            embeddings = self(probe)
         if not isinstance(embeddings, Tensor) or embeddings.dim() != 2 or len(embeddings) != len(probe):
             shape = getattr(embeddings, "shape", type(embeddings).__name__)
             raise invalid("encoder", shape, f"embeddings (2, F) of two observations of {form.given}")
         self.features = embeddings.shape[1]
 
-    def plain(self, observations: Tensor) -> Tensor:
+    def forward(self, observations: Tensor) -> Tensor:
         (function,) = self.function
         given = self.form.as_given(observations)
         if not isinstance(function, nn.Module):

@@ -1,4 +1,4 @@
-"""A reward for any training loop: the stage that `deir train` uses, fed with a user's own arrays."""
+"""A reward for any training loop: the model that `deir train` uses, fed with a user's own arrays."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deir.algorithm.networks import Encoder
-from deir.algorithm.reward_model import LocalStage, RewardScale
+from deir.algorithm.reward_model import RewardModel, RewardScale
 from deir.algorithm.rewards import check_method
-from deir.algorithm.rewards.base import between_rollouts
 from deir.algorithm.rewards.shared import TrajectoryModel
 from deir.algorithm.types import Metrics
 from deir.config import Config, RewardConfig, flatten, merge, to_dict
@@ -29,6 +28,7 @@ from deir.plugin.encoder import GivenEncoder
 from deir.runs import checkpoint
 from deir.runs.presets import resolve
 from deir.runs.ranges import check, check_device
+from deir.runs.training import make_ops
 
 Array = NDArray[Any] | Tensor
 OPTIMISER = ("learning_rate", "adam_eps", "adam_beta1", "adam_beta2", "max_grad_norm")
@@ -88,7 +88,7 @@ def make_reward(
     config = merge(config, {"env": {"n_envs": n_envs}, "device": device, "seed": seed})
     own = None if isinstance(encoder, str) else encoder
     reward = Reward(config, observation_space, action_space, autoreset_mode, channels_first, own)
-    if own is not None and not reward.stage.reads_policy:
+    if own is not None and not reward.model.reads_policy:
         raise UserError(f"encoder: method {method!r} with these options reads no embeddings but its own; leave it out")
     return reward
 
@@ -113,12 +113,13 @@ class Reward:
         self.config = replace(config, checkpoint=replace(config.checkpoint, max_queue_mb=WHOLE_QUEUE))
         form = observation_format(observation_space, channels_first)
         device = torch.device(config.device)
-        self.reader = RolloutReader(form, action_space, config.env.n_envs, autoreset_mode(mode), device)
+        ops = make_ops(config)
+        self.reader = RolloutReader(form, action_space, config.env.n_envs, autoreset_mode(mode), device, ops)
         given = encoder if encoder is None or isinstance(encoder, Encoder) else GivenEncoder(encoder, form, device)
         # the caller's random numbers stay as they were, and what is made here can learn, whatever mode it is made in
         with torch.random.fork_rng(), torch.inference_mode(False):
-            self.stage = LocalStage(self.config, form.space, action_space, given)
-        if self.stage.reads_policy and given is None:
+            self.model = RewardModel(self.config, form.space, action_space, ops, given)
+        if self.model.reads_policy and given is None:
             raise UserError(
                 f"encoder: method {config.method!r} with embeddings='policy' reads a policy's embeddings, expected a "
                 "callable from observations to them, or embeddings='own'"
@@ -148,7 +149,7 @@ class Reward:
         full states behind the observations, for the methods that count them.
         """
         self._check_sound()
-        needed = self.stage.reward.needs_states
+        needed = self.model.reward.needs_states
         if needed != (states is not None):
             said = "is made from full states, expected whole numbers (T+1, N)" if needed else "reads none; leave it out"
             raise UserError(f"states: method {self.method!r} {said}")
@@ -156,7 +157,7 @@ class Reward:
             rollout, episodes = self.reader.read(
                 self.episodes, observations, actions, terminated, truncated, final_observations, states
             )
-            raw = self.stage.compute(rollout, self.scale.average)  # [T, N]
+            raw = self.model.compute(rollout, self.scale.average)  # [T, N]
             self.episodes = episodes
         if final_observations is None and self.reader.mode is AutoresetMode.SAME_STEP and not rollout.valid.all():
             warnings.warn(ENDS_UNKNOWN, stacklevel=2)
@@ -169,11 +170,11 @@ class Reward:
 
     def update(self) -> Metrics:
         """Lets the model learn from what `compute` saw last. Figures to log; the intrinsic reward's are of raw ones."""
-        if self.stage.rollout is None:
+        if self.model.rollout is None:
             raise UserError("update: nothing to learn from; call compute() first, once before each update()")
         try:
             with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller's loop is in
-                return {**self.figures, **self.stage.finish_update()}
+                return {**self.figures, **self.model.update()}
         except TrainingDiverged as error:
             self._diverged = str(error)
             raise
@@ -202,21 +203,20 @@ class Reward:
 
         starts: [T, N'] where episodes begin; the first step always begins one.
         """
-        model = self.stage.reward
+        model = self.model.reward
         if not isinstance(model, TrajectoryModel):
             raise UserError(f"embed: method {self.method!r} learns no embeddings; 'deir', 'icm' and 'ngu' do")
         rollout = self.reader.read_alone(observations, starts)
         with torch.no_grad():
-            found = model.embed(rollout, model.initial_carry(rollout.shape[1]))
+            found = model.embed(rollout, model.initial_state(rollout.shape[1]))
         return Embeddings(_like(found.obs, observations), _like(found.after, observations))
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next rollout's rewards depend on. A rollout not yet learned from is not part of it."""
-        stage = self.stage.state_dict()
         return copy.deepcopy(
             {
                 "config": to_dict(self.config),
-                "stage": {**stage, "carry": between_rollouts(stage["carry"])},
+                "stage": self.model.state_dict(),
                 "moments": self.scale.moments.state_dict(),
                 "starts": self.episodes.starts,
                 "pending": self.episodes.pending,
@@ -235,16 +235,16 @@ class Reward:
             if theirs != ours:
                 raise invalid(name, ours, f"{theirs!r}, which the saved reward was made with")
         try:
-            self.stage.load_state_dict(state["stage"])
+            self.model.load_state_dict(state["stage"])
         except RuntimeError:
             raise UserError(f"state: the saved reward has {_difference(saved, self.config)}") from None
-        self.stage.rollout, self._diverged = None, ""
+        self.model.rollout, self._diverged = None, ""
         self.scale.moments.load_state_dict(state["moments"])
         self.episodes = Episodes(state["starts"].clone(), state["pending"].clone())
 
     def load_learned(self, stage: dict[str, Any], moments: dict[str, float]) -> None:
         """What a run's checkpoint holds of the reward, for other environments: their episodes begin anew."""
-        self.stage.load_state_dict({**stage, "carry": None})
+        self.model.load_state_dict({**stage, "carry": None})
         self.scale.moments.load_state_dict(moments)
 
     def save(self, path: str | Path) -> None:

@@ -29,6 +29,7 @@ from deir.runs.progress import ProgressLog, Row, StoredLog
 from deir.runs.ranges import check, check_device
 from deir.runs.stopping import stop_signals
 from deir.runs.summary import ENDED_WELL, write_summary
+from deir.runs.training import make_ops, make_trainer, networks_of
 
 Listener = Callable[[Config, Row], None]  # called after every iteration
 
@@ -39,6 +40,7 @@ def validate(config: Config) -> None:
     check_method(config.method)
     check_env(config.env)
     check_device(config.device)
+    make_ops(config)
 
 
 def default_directory(config: Config) -> Path:
@@ -60,7 +62,7 @@ def start(config: Config, out: Path | None = None, listener: Listener | None = N
     run = RunDirectory(out or default_directory(config))
     check_vacant(run.path)
     make_writable("out", run.path)
-    trainer = Trainer(config)
+    trainer = make_trainer(config)
     try:
         with only_writer(run.path):
             check_vacant(run.path)
@@ -93,7 +95,7 @@ def resume(
 
 def _begin_again(run: RunDirectory, config: Config, listener: Listener | None) -> Row:
     """The run died before its first checkpoint: the same from the start. Its old log stays under another name."""
-    trainer = Trainer(config)
+    trainer = make_trainer(config)
     try:
         if run.progress.is_file():
             earlier = len(list(run.path.glob("progress-*.csv")))
@@ -125,7 +127,7 @@ def _restored(run: RunDirectory, config: Config) -> tuple[Trainer, list[Row]]:
         iteration = int(found.state["iteration"])
         rows = log.until(iteration, found.log)
         # environments that cannot be saved begin fresh episodes, with seeds that name the checkpoint
-        trainer = Trainer(config, generation=iteration)
+        trainer = make_trainer(config, generation=iteration)
         try:
             trainer.load_state_dict(found.state)
         except Exception as error:  # a state of another network or task can fail in any way
@@ -176,7 +178,9 @@ def _train(
     if rows:
         row = {name: _number(text) for name, text in rows[-1].items()}
     status = "running"
-    write_summary(run.summary, config, trainer.networks, row, status)
+    write_summary(
+        run.summary, config, networks_of(config, trainer.envs.observation_space, trainer.envs.action_space), row, status
+    )
     log = ProgressLog(run.progress, rows, run.events if config.tensorboard else None)
     begin = time.perf_counter() - row["seconds"]
     try:
@@ -211,7 +215,13 @@ def _train(
         ended_well = status in ENDED_WELL
         with nullcontext() if ended_well else suppress(OSError):  # the first error is the one to be told
             log.close()
-            write_summary(run.summary, config, trainer.networks, row, status)
+            write_summary(
+                run.summary,
+                config,
+                networks_of(config, trainer.envs.observation_space, trainer.envs.action_space),
+                row,
+                status,
+            )
     return row
 
 

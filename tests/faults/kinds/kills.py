@@ -40,4 +40,4 @@ def run(budget: Budget, scratch: Path, tally: Tally) -> None:
     spread(budget, range(budget.cases), scratch, tally, try_one)
 
 
-KIND = Kind("kills", "killed at a random moment, once or again and again", run, full=600, short=5)
+KIND = Kind("kills", "killed at a random moment, once or again and again", run, full=750, short=5)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gymnasium import spaces
-
-from deir.algorithm.networks import Encoder
-from deir.algorithm.rewards.base import IntrinsicReward
-from deir.config import Config
+from deir.algorithm.rewards.base import Context, IntrinsicReward
 from deir.errors import invalid, unknown
 from deir.imports import import_named
 
@@ -102,11 +98,5 @@ def check_method(name: str) -> None:
     reward_class(name)
 
 
-def make_reward(
-    config: Config,
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    policy_encoder: Encoder | None = None,
-) -> IntrinsicReward:
-    """`policy_encoder` is for the methods that read the policy's embeddings; they never train it."""
-    return reward_class(config.method)(observation_space, action_space, config, policy_encoder)
+def make_reward(context: Context) -> IntrinsicReward:
+    return reward_class(context.config.method)(context)

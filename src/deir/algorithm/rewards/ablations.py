@@ -8,16 +8,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gymnasium import spaces
 from torch import Tensor
 
-from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.base import Context
 from deir.algorithm.rewards.deir import Deir, EpisodicNovelty
 from deir.algorithm.rewards.shared import ForwardModel, InverseModel
 from deir.algorithm.types import Batch
-from deir.config import Config
 
 
 class DeirNoMi(Deir):
@@ -29,30 +25,18 @@ class DeirNoRnnNoMi(DeirNoMi):
 
 
 class DeirInverse(EpisodicNovelty):
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, config, policy_encoder)
-        self.inverse_model = InverseModel(config, self.width, self.actions, self.options.mlp)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.inverse_model = InverseModel(context, self.width, self.actions, self.options.mlp)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.inverse_model.loss(*self.transitions(batch), batch.actions)
 
 
 class DeirForward(EpisodicNovelty):
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, config, policy_encoder)
-        self.forward_model = ForwardModel(config, self.width, self.actions, self.options.mlp)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.forward_model = ForwardModel(context, self.width, self.actions, self.options.mlp)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         now, then = self.transitions(batch)  # [B, H]

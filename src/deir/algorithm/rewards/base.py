@@ -7,28 +7,89 @@ trainer owns the coefficient, the normalisation and the optimiser; a method owns
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from deir.algorithm.functional import minibatches
+from deir.algorithm.memory import EpisodicHistory
 from deir.algorithm.networks import Encoder
-from deir.algorithm.types import Batch, Carry, Rollout
+from deir.algorithm.ops import Ops
+from deir.algorithm.types import Batch, ObservationTable, Rollout
+from deir.config import Config
 from deir.errors import UserError
-from deir.fast.patches import ObservationTable, Rows
 
 ENCODE_CHUNK = 4096  # observations encoded together at most
-OF_ROLLOUT = "rollout."  # entries of the carry that only the update right after `compute` needs
+AnyState = TypeVar("AnyState", bound="RewardState")
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a method is made from."""
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    config: Config
+    ops: Ops  # how things are computed
+    policy_encoder: Encoder | None = None  # some methods read the policy's embeddings; none trains it
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        assert self.observation_space.shape is not None
+        return self.observation_space.shape
+
+
+@dataclass(frozen=True)
+class ForUpdate:
+    """What `compute` hands to the update after it."""
+
+    memories: Tensor | None = None  # [T, N, H] the model's memory before each step
+    embeddings: Tensor | None = None  # [U, F] the policy's embeddings of the table, as they were before its update
+    targets: Tensor | None = None  # [U, G] what random distillation predicts of the table
+
+
+@dataclass(frozen=True)
+class RewardState:
+    """What a method brings from one rollout to the next. A method with more of it derives a class with more fields."""
+
+    hidden: Tensor | None = None  # [N, H] the model's memory
+    history: EpisodicHistory | None = None  # of the running episodes
+    for_update: ForUpdate = ForUpdate()  # lives only until the update after `compute`
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What goes into a checkpoint."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        own = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {**own, **(self.history.tensors() if self.history is not None else {})}
+
+    def restored(self: AnyState, tensors: dict[str, Tensor]) -> AnyState:
+        """The state that `tensors` were taken of; this one is of the same kind."""
+        named = {field.name: tensors[field.name] for field in fields(self) if field.name in tensors}
+        history = EpisodicHistory.from_tensors(tensors) if self.history is not None else None
+        return replace(self, **named, history=history, for_update=ForUpdate())
+
+    def with_more_for_update(self: AnyState, more: ForUpdate) -> AnyState:
+        memories = self.for_update.memories
+        return replace(self, for_update=more if memories is None else replace(more, memories=memories))
+
+    def after_update(self: AnyState) -> AnyState:
+        return replace(self, for_update=ForUpdate())
 
 
 class IntrinsicReward(nn.Module):
     """Base of all methods: a method overrides `compute` and, if it learns, `loss`.
 
-    What belongs to running episodes is in the carry; what is learned over a lifetime is in the module.
+    What belongs to running episodes is in the state; what is learned over a lifetime is in the module.
     """
 
     needs_states = False  # the reward is made from the full states behind the observations
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self.ops = context.ops
 
     def check(self, states_known: bool) -> None:
         """Refuses an environment that the method cannot serve; `states_known`: it can tell its full states."""
@@ -38,29 +99,24 @@ class IntrinsicReward(nn.Module):
                 "MiniGrid tasks do (`deir list envs`), and `--method deir` needs none"
             )
 
-    def initial_carry(self, n_envs: int) -> Carry:
+    def initial_state(self, n_envs: int) -> RewardState:
         """What the method brings into the first rollout."""
-        return {}
+        return RewardState()
 
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        """Raw rewards [T, N], zero on dummy steps, and the carry for the next rollout."""
+    def compute(self, rollout: Rollout, state: Any) -> tuple[Tensor, Any]:
+        """Raw rewards [T, N], zero on dummy steps, and the state for the next rollout."""
         raise NotImplementedError
-
-    def memories(self, carry: Carry) -> Tensor | None:
-        """[T, N, H] the model's memory before each step of the rollout just computed, if it has one."""
-        return carry.get(f"{OF_ROLLOUT}memories")
 
     def remember(self, rollout: Rollout, rewards: Tensor, average: float) -> None:
         """Keeps what the method wants of the rollout; `average` is the running mean of raw rewards before it."""
 
     def batches(
-        self, rollout: Rollout, carry: Carry, epochs: int, size: int, generator: torch.Generator
+        self, rollout: Rollout, state: RewardState, epochs: int, size: int, generator: torch.Generator
     ) -> Iterator[Batch]:
         """The rollout's genuine transitions, shuffled anew each epoch."""
         indices, ids, next_ids = rollout.valid_indices(), rollout.ids[:-1].flatten(), rollout.next_ids.flatten()
-        actions, memories = rollout.actions.flatten(0, 1), self.memories(carry)
-        hidden = None if memories is None else memories.flatten(0, 1)
-        embeddings, targets = (carry.get(f"{OF_ROLLOUT}{name}") for name in ("embeddings", "targets"))
+        actions, known = rollout.actions.flatten(0, 1), state.for_update
+        hidden = None if known.memories is None else known.memories.flatten(0, 1)
         for _ in range(epochs):
             for chosen in minibatches(indices, size, generator):
                 yield Batch(
@@ -69,8 +125,8 @@ class IntrinsicReward(nn.Module):
                     rollout.table.rows(next_ids[chosen]),
                     None if hidden is None else hidden[chosen],
                     next_ids=next_ids[chosen],
-                    embeddings=embeddings,
-                    targets=targets,
+                    embeddings=known.embeddings,
+                    targets=known.targets,
                 )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -88,14 +144,9 @@ class IntrinsicReward(nn.Module):
         return any(p.requires_grad for p in self.parameters())
 
 
-def between_rollouts(carry: Carry) -> Carry:
-    """What of the carry lives on after the update."""
-    return {name: tensor for name, tensor in carry.items() if not name.startswith(OF_ROLLOUT)}
-
-
 @torch.no_grad()
-def embed_table(encoder: Encoder, table: ObservationTable) -> Tensor:
+def embed_table(ops: Ops, encoder: Encoder, table: ObservationTable) -> Tensor:
     """Every observation of the table once, in evaluation mode. [U, F]"""
     encoder.eval()
     rows = torch.arange(len(table.distinct), device=table.distinct.device)
-    return torch.cat([encoder(Rows(table, part)) for part in rows.split(ENCODE_CHUNK)])
+    return torch.cat([ops.embed(encoder, table.rows(part)).gather() for part in rows.split(ENCODE_CHUNK)])

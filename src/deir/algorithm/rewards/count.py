@@ -12,31 +12,30 @@ import torch
 from torch import Tensor
 
 from deir.algorithm.functional import occurrence_ranks
-from deir.algorithm.memory import EpisodicHistory, LifelongCounts
-from deir.algorithm.rewards.base import IntrinsicReward
-from deir.algorithm.types import Carry, Rollout
+from deir.algorithm.memory import LifelongCounts
+from deir.algorithm.rewards.base import Context, IntrinsicReward, RewardState
+from deir.algorithm.types import Rollout
 from deir.algorithm.visits import first_visits, next_states, no_visits
 
 
 class StateCount(IntrinsicReward):
     needs_states = True
 
-    def __init__(self, *_: object) -> None:
-        super().__init__()
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self.counts = LifelongCounts()
 
-    def initial_carry(self, n_envs: int) -> Carry:
-        return no_visits(n_envs).tensors()
+    def initial_state(self, n_envs: int) -> RewardState:
+        return RewardState(history=no_visits(n_envs))
 
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        assert rollout.states is not None
-        device = rollout.states.device  # without parameters the method has none of its own
-        history = EpisodicHistory.from_tensors({name: tensor.to(device) for name, tensor in carry.items()})
+    def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
+        assert rollout.states is not None and state.history is not None
+        history = state.history.to(rollout.states.device)  # without parameters the method has no device of its own
         arrived, known = next_states(rollout)  # [T, N]
         first, history = first_visits(history, rollout.states[:-1], arrived, rollout.starts, including_now=True)
         rewards = torch.zeros_like(rollout.rewards)
         rewards[known] = self.count(arrived[known]).to(rewards.dtype).rsqrt()
-        return rewards * first, history.tensors()
+        return rewards * first, RewardState(history=history)
 
     def count(self, states: Tensor) -> Tensor:
         """N of each arrival [K], in their order."""

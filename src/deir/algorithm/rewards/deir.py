@@ -13,20 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
-from deir.algorithm.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
-from deir.algorithm.layers import Part, head
+from deir.algorithm.episodic import episode_first_positions, repeats_in_episode
+from deir.algorithm.layers import head
 from deir.algorithm.memory import EpisodicHistory, ObservationQueue
-from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.base import Context, RewardState
 from deir.algorithm.rewards.shared import TrajectoryModel
-from deir.algorithm.types import Batch, Carry, Rollout
-from deir.config import Config
-from deir.fast import loops
-from deir.fast.kernels import arrays_of
-from deir.fast.patches import concatenate, extend_table
+from deir.algorithm.types import Batch, Rollout, Shared, concatenate
 
 
 class EpisodicNovelty(TrajectoryModel):
@@ -34,25 +29,18 @@ class EpisodicNovelty(TrajectoryModel):
 
     mutual_information = True  # without it, the distance of observations alone
 
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, config, config.reward.deir.features)
-        self.options = config.reward.deir
+    def __init__(self, context: Context) -> None:
+        super().__init__(context, context.config.reward.deir.features)
+        self.options = context.config.reward.deir
 
-    def initial_carry(self, n_envs: int) -> Carry:
-        carry = super().initial_carry(n_envs)
+    def initial_state(self, n_envs: int) -> RewardState:
         widths = {"obs": self.encoder.features, **({"traj": self.width} if self.mutual_information else {})}
-        return {**carry, **EpisodicHistory.empty(n_envs, widths, carry["hidden"].device).tensors()}
+        return replace(super().initial_state(n_envs), history=EpisodicHistory.empty(n_envs, widths, self.device))
 
     @torch.no_grad()
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        history = EpisodicHistory.from_tensors(carry)
-        seen, pairing = self.embed(rollout, carry), self.options.pairing
+    def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
+        assert state.history is not None
+        history, seen, pairing = state.history, self.embed(rollout, state), self.options.pairing
         new = {"obs": seen.obs}
         if self.mutual_information:
             new["traj"] = seen.before if pairing == "published" else seen.after
@@ -62,30 +50,25 @@ class EpisodicNovelty(TrajectoryModel):
         if self.mutual_information:
             query_traj = self.next_trajectories(seen) if pairing == "a1" else seen.after
             repeated = repeats_in_episode(rollout.ids[:-1], rollout.next_ids, first, last, history.depth)
-            rewards = episodic_min_ratio(
+            rewards = self.ops.min_ratio(
                 seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps, repeated
             )
         else:
-            nearest = episodic_nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
+            nearest = self.ops.nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
             rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
         history = history.advanced(keys, first[-1], rollout.starts[-1])
-        return rewards * rollout.valid, {**self.carry_on(seen), **history.tensors()}
+        return rewards * rollout.valid, self.state_after(seen, history)
 
 
 class Deir(EpisodicNovelty):
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, config, policy_encoder)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        config = context.config
         self.max_queue_bytes = config.checkpoint.max_queue_mb * 2**20
         mlp = self.options.mlp or config.network.mlp
         self.discriminator = head(config.network.norm, [2 * self.width + self.actions.width, mlp, mlp, 1])
-        dtype = torch.uint8 if observation_space.dtype == "uint8" else torch.float32
-        self.queue = ObservationQueue(self.options.queue_size, observation_space.shape, dtype)
+        dtype = torch.uint8 if context.observation_space.dtype == "uint8" else torch.float32
+        self.queue = ObservationQueue(self.options.queue_size, context.observation_shape, dtype)
 
     def remember(self, rollout: Rollout, rewards: Tensor, average: float) -> None:
         """Algorithm A2: observations whose reward is not below the running average join the queue."""
@@ -96,33 +79,26 @@ class Deir(EpisodicNovelty):
         self.queue.push(observations[rollout.next_ids[novel]])
 
     def batches(
-        self, rollout: Rollout, carry: Carry, epochs: int, size: int, generator: torch.Generator
+        self, rollout: Rollout, state: RewardState, epochs: int, size: int, generator: torch.Generator
     ) -> Iterator[Batch]:
-        plain = list(super().batches(rollout, carry, epochs, size, generator))
-        slots = [self.draw_fakes(batch, generator) for batch in plain]
-        if not rollout.table.levels:
-            device = rollout.table.distinct.device
-            for batch, (slot, differs) in zip(plain, slots, strict=True):
-                yield replace(batch, fakes=self.queue.storage[slot].to(device), fake_differs=differs)
-            return
-        table, renamed, fake_ids = extend_table(rollout.table, self.queue.storage, torch.cat([s for s, _ in slots]))
-        parts = fake_ids.split([len(batch.actions) for batch in plain])
-        for batch, (_, differs), fakes in zip(plain, slots, parts, strict=True):
+        """Each with observations from the queue, offered in the place of the true next ones."""
+        plain = list(super().batches(rollout, state, epochs, size, generator))
+        drawn = [self.draw_fakes(batch, generator) for batch in plain]
+        slots = [slot for slot, _ in drawn]
+        table, renamed, offered = self.ops.extend(rollout.table, self.queue.storage, slots)
+        for batch, (_, differs), fakes in zip(plain, drawn, offered, strict=True):
             yield replace(
                 batch,
                 observations=table.rows(renamed[batch.observations.ids]),
                 next_observations=table.rows(renamed[batch.next_observations.ids]),
-                fakes=table.rows(fakes),
+                fakes=fakes,
                 fake_differs=differs,
             )
 
     def draw_fakes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Slots of the queue [B], drawn twice where the first equals the true next observation; and which differ."""
         draws = torch.randint(len(self.queue), (2, len(batch.actions)), generator=generator, device="cpu")
-        table, ids = batch.next_observations
-        rows = arrays_of(table.distinct.cpu().flatten(1), ids.cpu())
-        storage = self.queue.storage.flatten(1).numpy()
-        differs = [torch.from_numpy(loops.rows_differ(storage, draw, *rows)) for draw in draws.numpy()]
+        differs = [self.ops.differ(self.queue.storage, draw, batch.next_observations) for draw in draws]
         return torch.where(differs[0], draws[0], draws[1]), (differs[0] | differs[1]).to(batch.actions.device)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -133,8 +109,9 @@ class Deir(EpisodicNovelty):
         traj = self.advance(now, batch.hidden)  # [B, H]
         next_traj = self.advance(then, traj)  # [2B, H]
         rows = torch.arange(len(next_traj), device=traj.device)
-        taken = Part(self.actions.vector(batch.actions), rows % len(traj))
-        logits = self.discriminator.joined([Part(traj, taken.rows), Part(next_traj, rows), taken])[:, 0]  # [2B]
+        taken = Shared(self.actions.vector(batch.actions), rows % len(traj))
+        parts = [Shared(traj, taken.rows), Shared(next_traj, rows), taken]
+        logits = self.ops.head_of_parts(self.discriminator, parts)[:, 0]  # [2B]
         true, fake = logits.chunk(2)
         differs = batch.fake_differs.to(logits.dtype)
         true_loss = F.softplus(-true).mean()  # -log Dsc

@@ -7,31 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymnasium import spaces
 from torch import Tensor
 
-from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.base import Context, RewardState
 from deir.algorithm.rewards.deir import Deir
 from deir.algorithm.rewards.shared import RandomDistillation
-from deir.algorithm.types import Batch, Carry, Rollout
-from deir.config import Config
+from deir.algorithm.types import Batch, Rollout
 
 
 class DeirRnd(Deir):
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, config, policy_encoder)
-        self.rnd = RandomDistillation(observation_space, config, policy_encoder)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.rnd = RandomDistillation(context)
 
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        rewards, carry = super().compute(rollout, carry)
-        factor, extra = self.rnd.lifelong_factor(rollout)
-        return rewards * factor, {**carry, **extra}
+    def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
+        rewards, state = super().compute(rollout, state)
+        factor, of_rnd = self.rnd.lifelong_factor(rollout)
+        return rewards * factor, state.with_more_for_update(of_rnd)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = super().loss(batch)

@@ -6,39 +6,29 @@ trajectory embedding, as it stands for the state where that is only partially ob
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
-from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.base import Context, RewardState
 from deir.algorithm.rewards.shared import ForwardModel, InverseModel, TrajectoryModel
-from deir.algorithm.types import Batch, Carry, Rollout
-from deir.config import Config
+from deir.algorithm.types import Batch, Rollout
 
 
 class Icm(TrajectoryModel):
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, config)
-        self.forward_weight = config.reward.icm.forward_weight
-        self.inverse_model = InverseModel(config, self.width, self.actions)
-        self.forward_model = ForwardModel(config, self.width, self.actions)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.forward_weight = context.config.reward.icm.forward_weight
+        self.inverse_model = InverseModel(context, self.width, self.actions)
+        self.forward_model = ForwardModel(context, self.width, self.actions)
 
     @torch.no_grad()
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
+    def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
         self.eval()
-        seen = self.embed(rollout, carry)
+        seen = self.embed(rollout, state)
         then = self.next_trajectories(seen).flatten(0, 1)  # [T*N, H]
         actions = self.actions.vector(rollout.actions.flatten(0, 1))  # [T*N, A]
         rewards = self.forward_model.errors(seen.after.flatten(0, 1), actions, then).view(rollout.shape)
-        return rewards * rollout.valid, self.carry_on(seen)
+        return rewards * rollout.valid, self.state_after(seen)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """L = (1-w) L_I + w L_F; L_F reaches the embeddings of both sides, as in the paper's joint problem."""

@@ -12,58 +12,47 @@ The embedding f is learned by an inverse model, which tells a_t from the traject
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
-from deir.algorithm.episodic import episode_first_positions, episodic_nearest
+from deir.algorithm.episodic import episode_first_positions
 from deir.algorithm.functional import RunningMean
 from deir.algorithm.memory import EpisodicHistory
-from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.base import Context, RewardState
 from deir.algorithm.rewards.shared import InverseModel, RandomDistillation, TrajectoryModel
-from deir.algorithm.types import Batch, Carry, Rollout
-from deir.config import Config
+from deir.algorithm.types import Batch, Rollout
 
 
 class Ngu(TrajectoryModel):
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, config)
-        self.options = config.reward.ngu
-        self.inverse_model = InverseModel(config, self.width, self.actions)
-        self.rnd = RandomDistillation(observation_space, config, policy_encoder) if self.options.lifelong else None
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.options = context.config.reward.ngu
+        self.inverse_model = InverseModel(context, self.width, self.actions)
+        self.rnd = RandomDistillation(context) if self.options.lifelong else None
         self.distance_mean = RunningMean(self.options.distance_momentum)
 
-    def initial_carry(self, n_envs: int) -> Carry:
-        carry = super().initial_carry(n_envs)
-        history = EpisodicHistory.empty(n_envs, {"obs": self.encoder.features}, carry["hidden"].device)
-        return {**carry, **history.tensors()}
+    def initial_state(self, n_envs: int) -> RewardState:
+        history = EpisodicHistory.empty(n_envs, {"obs": self.encoder.features}, self.device)
+        return replace(super().initial_state(n_envs), history=history)
 
     @torch.no_grad()
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        history = EpisodicHistory.from_tensors(carry)
-        seen = self.embed(rollout, carry)
+    def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
+        assert state.history is not None
+        history, seen = state.history, self.embed(rollout, state)
         first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
         last = torch.arange(len(first), device=first.device) + history.depth  # o_t is in the memory
         keys = history.extended("obs", seen.obs)  # [L+T, N, F]
-        distances = episodic_nearest(seen.next_obs, keys, first, last, self.options.neighbours)  # [T, N, k]
+        distances = self.ops.nearest(seen.next_obs, keys, first, last, self.options.neighbours)  # [T, N, k]
         rewards = self.inverse_similarity(distances, self.mean_distances(distances, rollout.valid))
         rewards = rewards.to(seen.obs.dtype) * rollout.valid
-        carry = {
-            **self.carry_on(seen),
-            **history.advanced({"obs": keys}, first[-1], rollout.starts[-1]).tensors(),
-        }
+        after = self.state_after(seen, history.advanced({"obs": keys}, first[-1], rollout.starts[-1]))
         if self.rnd is None:
-            return rewards, carry
-        factor, extra = self.rnd.lifelong_factor(rollout)
-        return rewards * factor, {**carry, **extra}
+            return rewards, after
+        factor, of_rnd = self.rnd.lifelong_factor(rollout)
+        return rewards * factor, after.with_more_for_update(of_rnd)
 
     def mean_distances(self, distances: Tensor, valid: Tensor) -> Tensor:
         """d_m² after each step: one running mean for all environments, fed with the mean over them. [T]"""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deir.algorithm.rewards.base import IntrinsicReward
-from deir.algorithm.types import Carry, Rollout
+from deir.algorithm.rewards.base import IntrinsicReward, RewardState
+from deir.algorithm.types import Rollout
 
 
 class NoReward(IntrinsicReward):
-    def __init__(self, *_: object) -> None:
-        super().__init__()
-
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        return torch.zeros_like(rollout.rewards), carry
+    def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
+        return torch.zeros_like(rollout.rewards), state

@@ -5,42 +5,33 @@ r_t = max{n(o_{t+1}) - α n(o_t), 0} · 1[o_{t+1} is visited for the first time 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from deir.algorithm.memory import EpisodicHistory
-from deir.algorithm.networks import Encoder
+from deir.algorithm.rewards.base import Context, RewardState
 from deir.algorithm.rewards.rnd import Rnd
-from deir.algorithm.types import Carry, Rollout
+from deir.algorithm.types import Rollout
 from deir.algorithm.visits import first_visits, next_states, no_visits, observation_keys
-from deir.config import Config
 
 
 class Noveld(Rnd):
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, config, policy_encoder)
-        self.options = config.reward.noveld
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.options = context.config.reward.noveld
         self.needs_states = self.options.visits == "state"
 
-    def initial_carry(self, n_envs: int) -> Carry:
-        return no_visits(n_envs, next(self.parameters()).device).tensors()
+    def initial_state(self, n_envs: int) -> RewardState:
+        return RewardState(history=no_visits(n_envs, next(self.parameters()).device))
 
     @torch.no_grad()
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
+    def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
         errors, for_update = self.rnd.errors(rollout)
         novelty = self.rnd.normalized(errors.sqrt(), rollout)  # [U]
         gain = novelty[rollout.next_ids] - self.options.alpha * novelty[rollout.ids[:-1]]  # [T, N]
-        first, history = self.first_visits(rollout, EpisodicHistory.from_tensors(carry))
-        return gain.clamp(min=0) * first, {**for_update, **history.tensors()}
+        assert state.history is not None
+        first, history = self.first_visits(rollout, state.history)
+        return gain.clamp(min=0) * first, RewardState(history=history, for_update=for_update)
 
     def first_visits(self, rollout: Rollout, history: EpisodicHistory) -> tuple[Tensor, EpisodicHistory]:
         """[T, N] bool: o_{t+1}, or the state behind it, is none of those at 0 … t. An unknown state is no visit."""

@@ -5,31 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
-from deir.algorithm.networks import Encoder
-from deir.algorithm.rewards.base import IntrinsicReward
+from deir.algorithm.rewards.base import Context, IntrinsicReward, RewardState
 from deir.algorithm.rewards.shared import RandomDistillation
-from deir.algorithm.types import Batch, Carry, Rollout
-from deir.config import Config
+from deir.algorithm.types import Batch, Rollout
 
 
 class Rnd(IntrinsicReward):
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        policy_encoder: Encoder | None = None,
-    ) -> None:
-        super().__init__()
-        self.rnd = RandomDistillation(observation_space, config, policy_encoder)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.rnd = RandomDistillation(context)
 
     @torch.no_grad()
-    def compute(self, rollout: Rollout, carry: Carry) -> tuple[Tensor, Carry]:
-        errors, carry = self.rnd.errors(rollout)  # [U]
-        return self.rnd.normalized(errors, rollout)[rollout.next_ids] * rollout.valid, carry
+    def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
+        errors, for_update = self.rnd.errors(rollout)  # [U]
+        rewards = self.rnd.normalized(errors, rollout)[rollout.next_ids] * rollout.valid
+        return rewards, RewardState(for_update=for_update)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.rnd.loss(batch)

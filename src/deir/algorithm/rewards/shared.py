@@ -5,26 +5,22 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from deir.algorithm.actions import Actions, actions_of
 from deir.algorithm.functional import moments
-from deir.algorithm.layers import Share, head
+from deir.algorithm.layers import head
+from deir.algorithm.memory import EpisodicHistory
 from deir.algorithm.networks import Encoder, encoder_kind, make_encoder
-from deir.algorithm.recurrent import Gates, gru_gates, gru_scan, gru_step
-from deir.algorithm.rewards.base import OF_ROLLOUT, IntrinsicReward, embed_table
-from deir.algorithm.types import Batch, Carry, Rollout
-from deir.config import Config
+from deir.algorithm.rewards.base import Context, ForUpdate, IntrinsicReward, RewardState, embed_table
+from deir.algorithm.types import Batch, Rollout, Rows, Shared, concatenate
 from deir.errors import UserError
-from deir.fast.patches import Rows, concatenate
 
 
-def model_encoder(observation_space: spaces.Box, config: Config, features: int) -> Encoder:
+def model_encoder(context: Context, features: int) -> Encoder:
     """The encoder of the reward models: the grid's, or the widened DQN network for images."""
-    kind = encoder_kind(config.reward.encoder, observation_space, images="dqn")
-    return make_encoder(kind, observation_space, features, config.network.norm)
+    config, space = context.config, context.observation_space
+    return make_encoder(encoder_kind(config.reward.encoder, space, images="dqn"), space, features, config.network.norm)
 
 
 INPUT_LIMIT = 5.0  # deviations at which random distillation cuts its inputs
@@ -44,48 +40,45 @@ class TrajectoryModel(IntrinsicReward):
 
     recurrent = True
 
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        action_space: spaces.Space[Any],
-        config: Config,
-        features: int | None = None,
-    ) -> None:
-        super().__init__()
+    def __init__(self, context: Context, features: int | None = None) -> None:
+        super().__init__(context)
+        config = context.config
         features = features or config.network.features
-        self.actions = actions_of(action_space)
-        self.encoder = model_encoder(observation_space, config, features)
+        self.actions = actions_of(context.action_space)
+        self.encoder = model_encoder(context, features)
         self.gru = nn.GRUCell(features, config.network.hidden) if self.recurrent else None
         self.width = config.network.hidden if self.recurrent else features  # of a trajectory embedding
 
-    def initial_carry(self, n_envs: int) -> Carry:
-        width = self.gru.hidden_size if self.gru is not None else 0
-        return {"hidden": torch.zeros(n_envs, width, device=next(self.parameters()).device)}
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
-    def observe(self, observations: list[Rows | Tensor]) -> list[Gates]:
-        """What `advance` takes of batches of observations, embedded as one batch: the GRU's input gates, or without an
-        RNN the embeddings."""
-        together = concatenate(observations)
-        if self.gru is None:
-            observed = Gates(self.encoder(together), None)
-        else:
-            observed = gru_gates(self.gru, self.encoder, together)
+    def initial_state(self, n_envs: int) -> RewardState:
+        width = self.gru.hidden_size if self.gru is not None else 0
+        return RewardState(torch.zeros(n_envs, width, device=self.device))
+
+    def observe(self, observations: list[Rows | Tensor]) -> list[Shared]:
+        """What `advance` takes of batches of observations, embedded as one batch: the GRU's inputs, or without an RNN
+        the embeddings."""
+        embedded = self.ops.embed(self.encoder, concatenate(observations))
+        observed = Shared(embedded.gather()) if self.gru is None else self.ops.gru_inputs(self.gru, embedded)
         return observed.split([len(part) for part in observations])
 
-    def advance(self, observed: Gates, memory: Tensor | None) -> Tensor:
+    def advance(self, observed: Shared, memory: Tensor | None) -> Tensor:
         """e_traj after one more observation; without an RNN its embedding. [B, H]"""
         if self.gru is None:
             return observed.gather()
         assert memory is not None
-        return gru_step(self.gru, observed, memory)
+        return self.ops.gru_step(self.gru, observed, memory)
 
-    def embed(self, rollout: Rollout, carry: Carry) -> Trajectories:
-        embeddings = embed_table(self.encoder, rollout.table)  # [U, F]
+    def embed(self, rollout: Rollout, state: RewardState) -> Trajectories:
+        embeddings = embed_table(self.ops, self.encoder, rollout.table)  # [U, F]
         obs, next_obs = embeddings[rollout.ids[:-1]], embeddings[rollout.next_ids]  # [T, N, F]
         if self.gru is None:
             return Trajectories(obs, next_obs, obs[..., :0], obs)
-        gates = Gates(F.linear(embeddings, self.gru.weight_ih, self.gru.bias_ih), rollout.ids[:-1].flatten())
-        before, after = gru_scan(self.gru, gates, carry["hidden"], rollout.starts[:-1])  # [T, N, H]
+        assert state.hidden is not None
+        inputs = self.ops.gru_inputs(self.gru, Shared(embeddings, rollout.ids[:-1].flatten()))
+        before, after = self.ops.gru_scan(self.gru, inputs, state.hidden, rollout.starts[:-1])  # [T, N, H]
         return Trajectories(obs, next_obs, before, after)
 
     def next_trajectories(self, seen: Trajectories) -> Tensor:
@@ -94,9 +87,10 @@ class TrajectoryModel(IntrinsicReward):
             return seen.next_obs
         return self.gru(seen.next_obs.flatten(0, 1), seen.after.flatten(0, 1)).view_as(seen.after)
 
-    def carry_on(self, seen: Trajectories) -> Carry:
-        memories = {f"{OF_ROLLOUT}memories": seen.before} if self.recurrent else {}
-        return {"hidden": seen.after[-1] if self.recurrent else seen.before[-1], **memories}
+    def state_after(self, seen: Trajectories, history: EpisodicHistory | None = None) -> RewardState:
+        if not self.recurrent:
+            return RewardState(seen.before[-1], history)
+        return RewardState(seen.after[-1], history, ForUpdate(memories=seen.before))
 
     def transitions(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """e_traj_t and e_traj_{t+1} of a batch. [B, H] each"""
@@ -108,28 +102,30 @@ class TrajectoryModel(IntrinsicReward):
 class InverseModel(nn.Module):
     """Which action led from one embedding to the next."""
 
-    def __init__(self, config: Config, width: int, actions: Actions, mlp: int | None = None) -> None:
+    def __init__(self, context: Context, width: int, actions: Actions, mlp: int | None = None) -> None:
         super().__init__()
+        config, self.ops = context.config, context.ops
         mlp = mlp or config.network.mlp
         self.actions = actions
         self.head = head(config.network.norm, [2 * width, mlp, mlp, actions.width])
 
     def loss(self, now: Tensor, then: Tensor, actions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """L_I = -log p(a_t | φ_t, φ_{t+1}); of a Box, the squared error of its scaled action."""
-        return self.actions.inverse_loss(self.head(torch.cat([now, then], 1)), actions)
+        return self.actions.inverse_loss(self.ops.head(self.head, torch.cat([now, then], 1)), actions)
 
 
 class ForwardModel(nn.Module):
     """The next embedding from this one and the action."""
 
-    def __init__(self, config: Config, width: int, actions: Actions, mlp: int | None = None) -> None:
+    def __init__(self, context: Context, width: int, actions: Actions, mlp: int | None = None) -> None:
         super().__init__()
+        config, self.ops = context.config, context.ops
         mlp = mlp or config.network.mlp
         self.head = head(config.network.norm, [width + actions.width, mlp, mlp, width])
 
     def errors(self, now: Tensor, actions: Tensor, then: Tensor) -> Tensor:
         """½ |f(φ_t, a_t) - φ_{t+1}|².   now, then: [B, H], actions: [B, A] -> [B]"""
-        return 0.5 * (self.head(torch.cat([now, actions], 1)) - then).square().sum(1)
+        return 0.5 * (self.ops.head(self.head, torch.cat([now, actions], 1)) - then).square().sum(1)
 
 
 class RandomDistillation(nn.Module):
@@ -139,16 +135,17 @@ class RandomDistillation(nn.Module):
     that the error does not vanish early (Appendix A.5).
     """
 
-    def __init__(self, observation_space: spaces.Box, config: Config, policy_encoder: Encoder | None) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__()
+        config, policy_encoder, self.ops = context.config, context.policy_encoder, context.ops
         self.options, norm = config.reward.rnd, config.network.norm
         self.policy_encoder: tuple[Encoder, ...] = ()  # in a tuple: neither trained nor saved here
         self.target_encoder: Encoder | None = None
         self.encoder: Encoder | None = None
         features, width = config.network.features, self.options.mlp or 2 * config.network.mlp
         if config.reward.embeddings == "own":
-            self.target_encoder = model_encoder(observation_space, config, features)
-            self.encoder = model_encoder(observation_space, config, features)
+            self.target_encoder = model_encoder(context, features)
+            self.encoder = model_encoder(context, features)
         elif policy_encoder is None:
             raise UserError("reward.embeddings: 'policy' needs a policy's encoder, expected 'own' without one")
         else:
@@ -175,56 +172,45 @@ class RandomDistillation(nn.Module):
 
         Their scale moves as the policy learns, most of all with its first update, and the error would follow it. [U, F]
         """
-        embeddings = embed_table(self.policy_encoder[0], rollout.table)
+        embeddings = embed_table(self.ops, self.policy_encoder[0], rollout.table)
         variance, mean = torch.var_mean(embeddings[rollout.next_ids.flatten()], 0, correction=0)
         return ((embeddings - mean) / (variance.sqrt() + 1e-5)).clamp(-INPUT_LIMIT, INPUT_LIMIT)
 
     @torch.no_grad()
-    def errors(self, rollout: Rollout) -> tuple[Tensor, Carry]:
+    def errors(self, rollout: Rollout) -> tuple[Tensor, ForUpdate]:
         """|g(o) - ĝ(o)|² of every observation of the table [U], and what the update needs."""
         self.eval()
         if self.encoder is None or self.target_encoder is None:
             inputs = self.policy_embeddings(rollout)
-            targets = self.target(inputs)
-            carry = {f"{OF_ROLLOUT}embeddings": inputs}
+            targets = self.ops.head(self.target, inputs)
+            for_update = ForUpdate(embeddings=inputs, targets=targets)
         else:
-            inputs = embed_table(self.encoder, rollout.table)
-            targets = self.target(embed_table(self.target_encoder, rollout.table))
-            carry = {}
-        return (self.predictor(inputs) - targets).square().sum(1), {**carry, f"{OF_ROLLOUT}targets": targets}
+            inputs = embed_table(self.ops, self.encoder, rollout.table)
+            targets = self.ops.head(self.target, embed_table(self.ops, self.target_encoder, rollout.table))
+            for_update = ForUpdate(targets=targets)
+        return (self.ops.head(self.predictor, inputs) - targets).square().sum(1), for_update
 
     def normalized(self, errors: Tensor, rollout: Rollout) -> Tensor:
         """(e - μ)/σ by the moments over this and earlier rollouts' steps. errors: [U]"""
         self.moments.update(errors[rollout.next_ids[rollout.valid]])
         return self.moments.normalize(errors, 1e-8) if self.options.normalize_error else errors
 
-    def lifelong_factor(self, rollout: Rollout) -> tuple[Tensor, Carry]:
+    def lifelong_factor(self, rollout: Rollout) -> tuple[Tensor, ForUpdate]:
         """min{max{1 + (e - μ)/σ, 1}, L} of o_{t+1} [T, N], and what the update needs."""
-        errors, carry = self.errors(rollout)
+        errors, for_update = self.errors(rollout)
         factors = (1 + self.normalized(errors, rollout)).clamp(1, self.options.max_factor)
-        return factors[rollout.next_ids], carry
+        return factors[rollout.next_ids], for_update
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The error as a mean over outputs too, so that beside another loss it does not use up the gradient's norm."""
-        assert batch.targets is not None
-        inputs, ids, counts = self.distinct_inputs(batch)
-        share = Share((counts / len(batch.actions)).double().cpu().numpy(), len(batch.actions))
-        errors = (self.predictor(inputs, share) - batch.targets[ids]).square().mean(1)  # [u]
-        loss = (counts / len(batch.actions)).to(errors.dtype) @ errors
-        return loss, {"rnd_loss": loss}
-
-    def distinct_inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the batch's distinct o_{t+1}: what the predictor reads [u, F], their table rows [u], their numbers [u]."""
-        assert batch.next_ids is not None
-        if self.encoder is None:
+        assert batch.targets is not None and batch.next_ids is not None
+        if self.encoder is not None:
+            inputs = self.ops.embed(self.encoder, batch.next_observations)
+        else:
             assert batch.embeddings is not None
-            ids, counts = batch.next_ids.unique(return_counts=True)
-            return batch.embeddings[ids], ids, counts
-        inputs, inverse = self.encoder.embed_distinct(batch.next_observations)
-        if inverse is None:
-            return inputs, batch.next_ids, torch.ones_like(batch.next_ids)
-        ids = batch.next_ids.new_empty(len(inputs)).scatter_(0, inverse, batch.next_ids)
-        return inputs, ids, torch.bincount(inverse, minlength=len(inputs))
+            inputs = Shared(batch.embeddings, batch.next_ids)
+        loss = self.ops.prediction_loss(self.predictor, inputs, batch.targets, batch.next_ids)
+        return loss, {"rnd_loss": loss}
 
     def state(self) -> dict[str, Any]:
         return self.moments.state_dict()

@@ -26,20 +26,21 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
+from deir.algorithm.ops import PlainOps
 from deir.algorithm.policy import Policy
-from deir.algorithm.reward_model import LocalStage
-from deir.algorithm.trainer import PHASES, Trainer
+from deir.algorithm.reward_model import RewardModel
+from deir.algorithm.trainer import PHASES
 from deir.algorithm.types import Rollout, no_indices
 from deir.config import Config, parse_yaml
 from deir.envs import make_envs
 from deir.errors import UserError, invalid
-from deir.fast.patches import tabulate
 from deir.fast.threads import available_threads
 from deir.files import check_file
 from deir.imports import python
 from deir.runs.presets import nested
 from deir.runs.ranges import check_count
 from deir.runs.run import configure, validate
+from deir.runs.training import make_trainer
 
 PAIRS = (
     "DoorKey-8x8/deir",
@@ -104,14 +105,14 @@ def plain_mflop_per_frame(config: Config) -> float:
     observations = torch.from_numpy(np.stack([spaces[0].sample() for _ in range(count)]))
     forward = _flops(lambda: policy(observations, policy.initial_hidden(count))) / count
     total = forward + 3 * config.ppo.epochs * forward
-    stage = LocalStage(config, *spaces)
+    stage = RewardModel(config, *spaces)
     if stage.reward.learns:
         rollout = _plain_rollout(observations, torch.from_numpy(np.stack([spaces[1].sample() for _ in range(count)])))
-        stage.carry = stage.reward.initial_carry(count)
+        stage.state = stage.reward.initial_state(count)
         used: list[float] = []
         used.append(_flops(lambda: stage.compute(rollout, 0.0, policy.encoder)) / count)
         stage.reward.train()
-        batch = next(iter(stage.reward.batches(rollout, stage.carry, 1, count, stage.generator)))
+        batch = next(iter(stage.reward.batches(rollout, stage.state, 1, count, stage.generator)))
         total += used[0] + 3 * config.reward.epochs * _flops(lambda: stage.reward.loss(batch)) / count
     return total / 1e6
 
@@ -119,7 +120,7 @@ def plain_mflop_per_frame(config: Config) -> float:
 def _plain_rollout(observations: torch.Tensor, actions: torch.Tensor) -> Rollout:
     """One step of every environment, with observations that are not taken to repeat."""
     count = len(observations)
-    table, names = tabulate(torch.cat([observations, observations]), False)
+    table, names = PlainOps().tabulate(torch.cat([observations, observations]), False)
     no = torch.zeros(1, count, dtype=torch.bool)
     starts = torch.tensor([[True], [False]]).repeat(1, count)
     states = torch.arange(2 * count).view(2, count)
@@ -155,7 +156,7 @@ def _memory_mb() -> dict[str, float]:
 def measure(overrides: dict[str, Any], iterations: int, warm_up: int | None = None) -> dict[str, Any]:
     """One pair, in this process."""
     config = configure(overrides)
-    trainer = Trainer(config)
+    trainer = make_trainer(config)
     together = max(1, FRAMES // (config.env.n_envs * config.ppo.rollout_steps))
     for _ in range(together * ((2 if config.env.n_envs <= 16 else 1) if warm_up is None else warm_up)):
         trainer.iterate()
@@ -180,7 +181,7 @@ def measure(overrides: dict[str, Any], iterations: int, warm_up: int | None = No
 def measure_run(overrides: dict[str, Any]) -> dict[str, Any]:
     """A whole run: frames/s of its first, middle and last iterations, and the average."""
     config = configure(overrides)
-    trainer = Trainer(config)
+    trainer = make_trainer(config)
     begin, rows, frames, seconds = time.perf_counter(), [], [0], [0.0]
     while not trainer.finished:
         rows.append(trainer.iterate())

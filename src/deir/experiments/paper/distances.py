@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deir.algorithm.episodic import episode_first_positions
-from deir.algorithm.memory import EpisodicHistory
-from deir.algorithm.reward_model import LocalStage
+from deir.algorithm.reward_model import RewardModel
+from deir.algorithm.rewards.base import RewardState
 from deir.algorithm.rewards.deir import EpisodicNovelty
-from deir.algorithm.types import Carry, Rollout
+from deir.algorithm.types import Rollout
 from deir.config import Config
 from deir.errors import invalid
-from deir.experiments.paper.overhear import overhear
 from deir.files import make_writable
 from deir.runs.options import parse
 from deir.runs.ranges import check_count
 from deir.runs.run import check_vacant, validate
+from deir.runs.training import make_trainer
 from deir.seeding import torch_generator
 
 # "A FourRooms task with advanced settings": the caption does not say which, so all three, noise as in its figures
@@ -79,9 +79,10 @@ def fit_exponential(distances: Sample) -> Fit:
 
 
 @torch.no_grad()
-def episode_distances(model: EpisodicNovelty, rollout: Rollout, carry: Carry) -> Tensor:
+def episode_distances(model: EpisodicNovelty, rollout: Rollout, state: RewardState) -> Tensor:
     """dist(e_obs_i, e_obs_{t+1}) of all genuine steps t of the rollout and all i < t of their episodes. [P] double"""
-    history, seen = EpisodicHistory.from_tensors(carry), model.embed(rollout, carry)
+    assert state.history is not None
+    history, seen = state.history, model.embed(rollout, state)
     first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
     keys = history.extended("obs", seen.obs)  # [L+T, N, F]
     rows = torch.arange(len(keys), device=keys.device)
@@ -108,17 +109,17 @@ def gather(options: Distances) -> dict[int, Sample]:
     generator = torch_generator(config.seed, "distances")
     samples: dict[int, Sample] = {}
 
-    def listen(rollout: Rollout, stage: LocalStage) -> None:
+    def listen(rollout: Rollout, stage: RewardModel) -> None:
         if trainer.iteration not in wanted:
             return
         assert isinstance(stage.reward, EpisodicNovelty)
-        distances = episode_distances(stage.reward, rollout, stage.carry)
+        distances = episode_distances(stage.reward, rollout, stage.state)
         if len(distances) > options.pairs:
             distances = distances[torch.randperm(len(distances), generator=generator)[: options.pairs]]
         samples[trainer.frames] = distances.numpy()
         print(f"{trainer.frames:>9,} frames  {describe(fit_exponential(samples[trainer.frames]))}", flush=True)
 
-    trainer = overhear(config, listen)
+    trainer = make_trainer(config, hooks=[listen])
     try:
         while not trainer.finished and len(samples) < len(wanted):
             trainer.iterate()

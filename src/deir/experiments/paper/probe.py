@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from deir.algorithm.functional import minibatches, moments
 from deir.algorithm.layers import head
-from deir.algorithm.reward_model import LocalStage
+from deir.algorithm.reward_model import RewardModel
+from deir.algorithm.rewards.base import RewardState
 from deir.algorithm.rewards.shared import TrajectoryModel
-from deir.algorithm.types import Carry
 from deir.config import Config
 from deir.errors import invalid
 from deir.experiments.paper.state_labels import BINARY, LABELS, check_task
@@ -36,6 +36,7 @@ from deir.files import make_writable
 from deir.runs.options import parse
 from deir.runs.ranges import check_count
 from deir.runs.run import check_vacant, load_config, validate
+from deir.runs.training import make_ops
 from deir.seeding import derive, torch_generator
 
 MODELS = {"discriminator": "deir", "inverse": "deir-inverse", "forward": "deir-forward"}
@@ -119,39 +120,39 @@ class Student:
     def __init__(self, model: str, config: Config, spaces: tuple[Any, Any], options: Probe) -> None:
         self.config, self.options = config, options
         method = MODELS.get(model, MODELS["discriminator"])
-        self.stage = LocalStage(replace(config, method=method), *spaces)
+        self.stage = RewardModel(replace(config, method=method), *spaces, make_ops(config))
         if model == UNTRAINED:
             self.stage.optimizer = None
         assert isinstance(self.stage.reward, TrajectoryModel)
         self.model: TrajectoryModel = self.stage.reward
         self.moments = moments(config.reward.momentum)
-        self.unseen_carry: Carry = self.model.initial_carry(config.env.n_envs)
+        self.unseen_state = self.model.initial_state(config.env.n_envs)
         torch.manual_seed(derive(config.seed, "probe", "init"))
         self.probes = Probes(self.model.width, options.hidden)
         self.optimizer = torch.optim.Adam(self.probes.parameters(), options.probe_rate)
 
     def study(self, training: Labelled, validation: Labelled, lesson: int) -> list[float]:
         """Learns from a rollout, model first and probes then; the probes' losses on the other one. [5]"""
-        before = dict(self.stage.carry)
+        before = self.stage.state
         raw = self.stage.compute(training.rollout, self.moments.mean, self.stage.encoder)
         self.moments.update(raw[training.rollout.valid])
         self.stage.generator = torch_generator(self.config.seed, "probe", "shuffles", lesson)  # the same for all
-        self.stage.finish_update()
+        self.stage.update()
         inputs, labels = examples(self.embeddings(training, before), training)
         order = torch_generator(self.config.seed, "probe", "examples", lesson)
         for _ in range(self.options.probe_epochs):
             teach(self.probes, self.optimizer, inputs, labels, self.config.reward.minibatch_size, order)
-        unseen = self.embeddings(validation, self.unseen_carry)
-        self.unseen_carry = {"hidden": unseen[-1]}
+        unseen = self.embeddings(validation, self.unseen_state)
+        self.unseen_state = RewardState(unseen[-1])
         inputs, labels = examples(unseen, validation)
         with torch.no_grad():
             found: list[float] = losses(self.probes.eval()(inputs), labels).tolist()
         return found
 
     @torch.no_grad()
-    def embeddings(self, data: Labelled, carry: Carry) -> Tensor:
+    def embeddings(self, data: Labelled, state: RewardState) -> Tensor:
         """e_traj_t with the model as it is now. [T, N, H]"""
-        return self.model.embed(data.rollout, carry).after
+        return self.model.embed(data.rollout, state).after
 
 
 def examples(embeddings: Tensor, data: Labelled) -> tuple[Tensor, Tensor]:

@@ -54,8 +54,17 @@ def _places(kinds: NDArray[Any], kind: int) -> tuple[NDArray[np.int64], NDArray[
 class LabelledEnvs:
     """Environments that write down the labels of each state before it is acted in."""
 
-    def __init__(self, envs: MiniGridEnvs) -> None:
-        self.envs, self.labels = envs, list[Labels]()
+    def __init__(self, envs: MiniGridEnvs, task: str) -> None:
+        self.envs, self.task, self.labels = envs, task, list[Labels]()
+
+    def reset(self) -> NDArray[Any]:
+        """Refuses a task that has no such labels, by its first layouts."""
+        observations = self.envs.reset()
+        kinds = self.envs.states().cells & 0xF
+        for kind in (cells.KEY, cells.DOOR, cells.GOAL):
+            if not ((kinds == kind).sum((1, 2)) == 1).all():
+                raise invalid("env", self.task, EXPECTED)
+        return observations
 
     def step(self, actions: NDArray[np.int64]) -> EnvStep:
         self.labels.append(labels_of(self.envs.states()))
@@ -71,22 +80,17 @@ class LabelledEnvs:
 
 
 def labelled(envs: VectorEnvs, task: str) -> LabelledEnvs:
-    """`envs` with labels; they must have been reset."""
+    """`envs` with labels."""
     if not isinstance(envs, MiniGridEnvs):
         raise invalid("env", task, EXPECTED)
-    kinds = envs.states().cells & 0xF
-    for kind in (cells.KEY, cells.DOOR, cells.GOAL):
-        if not ((kinds == kind).sum((1, 2)) == 1).all():
-            raise invalid("env", task, EXPECTED)
-    return LabelledEnvs(envs)
+    return LabelledEnvs(envs, task)
 
 
 def check_task(config: EnvConfig) -> None:
     """Refuses a task that has no such labels, by its first layout."""
     envs = make_envs(replace(config, n_envs=1, layout_worker=False))
     try:
-        envs.reset()
-        labelled(envs, config.id)
+        labelled(envs, config.id).reset()
     finally:
         envs.close()
 

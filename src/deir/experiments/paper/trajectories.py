@@ -14,14 +14,15 @@ from torch import Tensor
 from deir.agent import load
 from deir.algorithm.metrics import EpisodeStatistics, Timer
 from deir.algorithm.policy import Policy
-from deir.algorithm.reward_model import LocalStage
+from deir.algorithm.reward_model import RewardModel
 from deir.algorithm.rollout import Position, collect
 from deir.algorithm.types import Rollout
 from deir.config import Config
 from deir.envs import make_envs
-from deir.experiments.paper.overhear import overhear
-from deir.experiments.paper.state_labels import as_envs, labelled
+from deir.envs.base import VectorEnvs
+from deir.experiments.paper.state_labels import LabelledEnvs, as_envs, labelled
 from deir.runs.run import target_reached
+from deir.runs.training import make_trainer
 from deir.seeding import derive, torch_generator
 
 
@@ -47,8 +48,8 @@ class Player:
         self.config = config
         self.seed = derive(config.seed, "probe", purpose) % 2**31
         envs = make_envs(config.env, self.seed)
-        observations = envs.reset()
         self.envs = labelled(envs, config.env.id)
+        observations = self.envs.reset()
         self.spaces = envs.observation_space, envs.action_space
         self.generator = torch_generator(config.seed, "probe", purpose, "actions")
         hidden = torch.zeros(config.env.n_envs, config.network.hidden, device=config.device)
@@ -57,8 +58,9 @@ class Player:
 
     def play(self, policy: Policy) -> Labelled:
         steps = self.config.ppo.rollout_steps
+        position = replace(self.position, known=None)  # the policy may have changed
         rollout, _, self.position, env_steps = collect(
-            as_envs(self.envs), policy, self.position, steps, self.generator, False, None, Timer()
+            as_envs(self.envs), policy, position, steps, self.generator, False, Timer()
         )
         self.episodes.update(env_steps)
         return Labelled(rollout, torch.from_numpy(self.envs.take()))
@@ -70,20 +72,23 @@ class Player:
 def while_training(config: Config) -> Iterator[Sample]:
     """The rollouts an agent learns from, until its frames are spent or its return reaches the target."""
     heard: list[Rollout] = []
+    recorded: list[LabelledEnvs] = []
 
-    def listen(rollout: Rollout, stage: LocalStage) -> None:
+    def listen(rollout: Rollout, stage: RewardModel) -> None:
         heard.append(rollout)
 
-    trainer = overhear(config, listen)
+    def record(envs: VectorEnvs) -> VectorEnvs:
+        recorded.append(labelled(envs, config.env.id))
+        return as_envs(recorded[0])
+
+    trainer = make_trainer(config, hooks=[listen], wrap=record)
     try:
-        recorded = labelled(trainer.envs, config.env.id)
-        trainer.envs = as_envs(recorded)
         validation = Player(config, "validation")
         try:
             while not trainer.finished:
                 unseen = validation.play(trainer.policy)  # by the same policy as the rollout it is compared with
                 figures = trainer.iterate()
-                training = Labelled(heard.pop(), torch.from_numpy(recorded.take()))
+                training = Labelled(heard.pop(), torch.from_numpy(recorded[0].take()))
                 yield Sample(trainer.frames, figures["return_mean"], training, unseen, validation.spaces)
                 if target_reached(figures, config):
                     return

@@ -33,7 +33,9 @@ COLUMNS = (
 LONGEST_LABEL = 300  # characters
 SWEEP = "sweep.yaml"  # stands at the root of a sweep's runs
 _NOT_THE_TASK = {"n_envs", "layout_worker"}
-_NOT_THE_METHOD = ("env", "method", "steps", "seed", "target_return", "device", "threads", "tensorboard", "checkpoint")
+_NOT_THE_METHOD = (
+    "env", "method", "steps", "seed", "target_return", "device", "threads", "ops", "tensorboard", "checkpoint"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,127 @@
+"""`FastOps`: the mathematics of `PlainOps`, faster on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from deir.algorithm import ppo
+from deir.algorithm.actions import Actions, DiscreteActions
+from deir.algorithm.layers import Head
+from deir.algorithm.networks import Encoder, GridEncoder, PartsEncoder
+from deir.algorithm.ops import Acting, Optimizer, PlainOps
+from deir.algorithm.policy import Policy
+from deir.algorithm.types import ObservationTable, Rows, Shared
+from deir.config import PPOConfig
+from deir.fast import gru, patches, planning, tiles
+from deir.fast.acting import ActingOnAnything, ActingOnRepeats
+from deir.fast.allocator import collecting_later
+from deir.fast.arrays import arrays_of
+from deir.fast.batch_norm import Share, run_head, run_head_of_parts
+from deir.fast.flat_adam import FlatAdam
+from deir.fast.grid_encoder import embed_patches, shares_patches
+from deir.fast.patches import PatchTable
+from deir.fast.pieces import embed_whole
+from deir.fast.ppo_loss import ppo_of_categories
+
+
+class FastOps(PlainOps):
+    """Distinct observations and patches, compiled loops, hand-written gradients, folded layers, one flat Adam."""
+
+    def tabulate(
+        self, observations: Tensor, repeats: bool, view: tuple[int, ...] | None = None
+    ) -> tuple[ObservationTable, Tensor]:
+        return patches.tabulate(observations, view) if repeats else super().tabulate(observations, False)
+
+    def extend(
+        self, table: ObservationTable, storage: Tensor, slots: Sequence[Tensor]
+    ) -> tuple[ObservationTable, Tensor, Iterable[Rows | Tensor]]:
+        if not isinstance(table, PatchTable):
+            return super().extend(table, storage, slots)
+        extended, renamed, rows = patches.extend_table(table, storage, torch.cat(list(slots)))
+        return extended, renamed, [extended.rows(part) for part in rows.split([len(slot) for slot in slots])]
+
+    def differ(self, storage: Tensor, slots: Tensor, rows: Rows) -> Tensor:
+        arrays = arrays_of(storage.flatten(1), slots, rows.table.distinct.flatten(1), rows.ids)
+        return torch.from_numpy(planning.rows_differ(*arrays))
+
+    def embed(self, encoder: Encoder, observations: Rows | Tensor) -> Shared:
+        if isinstance(observations, Tensor):
+            return Shared(embed_whole(encoder, observations))
+        table, ids = observations
+        if isinstance(table, PatchTable) and isinstance(encoder, GridEncoder):
+            if shares_patches(encoder):
+                plan = patches.plan_of(table, ids)
+                return Shared(embed_patches(encoder, plan), plan.inverse)
+            distinct, inverse = ids.unique(return_inverse=True)
+            return Shared(embed_whole(encoder, table.distinct[distinct]), inverse)
+        if isinstance(table, PatchTable) and isinstance(encoder, PartsEncoder) and shares_patches(encoder.encoders[0]):
+            (view, _), *others = encoder.parts_of(observations.gather())
+            assert isinstance(view, Encoder)
+            embedded = [self.embed(view, observations).gather(), *(embed_whole(one, part) for one, part in others)]
+            return Shared(encoder.together(torch.cat(embedded, 1)))
+        return Shared(embed_whole(encoder, observations.gather()))
+
+    def gru_inputs(self, cell: nn.GRUCell, embedded: Shared) -> Shared:
+        return gru.gru_gates(cell, embedded)
+
+    def gru_step(self, cell: nn.GRUCell, inputs: Shared, hidden: Tensor) -> Tensor:
+        return gru.gru_step(cell, inputs, hidden)
+
+    def gru_scan(self, cell: nn.GRUCell, inputs: Shared, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        return gru.gru_scan(cell, inputs, hidden, starts)
+
+    def head(self, head: Head, x: Tensor) -> Tensor:
+        return run_head(head, x)
+
+    def head_of_parts(self, head: Head, parts: Sequence[Shared]) -> Tensor:
+        return run_head_of_parts(head, parts)
+
+    def prediction_loss(self, head: Head, inputs: Shared, targets: Tensor, ids: Tensor) -> Tensor:
+        """Of the distinct rows, each weighed by how often it occurs."""
+        if inputs.rows is None:
+            values, of_values, counts = inputs.values, ids, torch.ones_like(ids)
+        else:
+            used, places, counts = inputs.rows.unique(return_inverse=True, return_counts=True)
+            values = inputs.values if len(used) == len(inputs.values) else inputs.values[used]
+            of_values = ids.new_empty(len(used)).scatter_(0, places, ids)
+        weights = counts / len(ids)
+        share = Share(weights.double().numpy(), len(ids))
+        errors = (run_head(head, values, share) - targets[of_values]).square().mean(1)  # [u]
+        return weights.to(errors.dtype) @ errors
+
+    @staticmethod
+    def ppo_loss(
+        outputs: Tensor,
+        values: Tensor,
+        choices: Tensor,
+        old_log_probs: Tensor,
+        old_values: Tensor,
+        advantages: Tensor,
+        returns: Tensor,
+        config: PPOConfig,
+        actions: Actions | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = (choices, old_log_probs, old_values, advantages, returns)
+        if actions is not None and not isinstance(actions, DiscreteActions):
+            return ppo.ppo_loss(outputs, values, *batch, config, actions)
+        clip_value = math.inf if config.clip_range_value is None else config.clip_range_value
+        settings = config.clip_range, clip_value, config.value_coef, config.entropy_coef
+        loss, figures = ppo_of_categories(outputs, values, batch, *settings)
+        return loss, dict(zip(ppo.METRICS, figures, strict=True))
+
+    min_ratio = staticmethod(tiles.min_ratio)
+    nearest = staticmethod(tiles.nearest_keys)
+
+    def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
+        return ActingOnRepeats(policy, known) if repeats else ActingOnAnything(policy)
+
+    def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer:
+        return FlatAdam(network, config, name)
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        return collecting_later()

@@ -1,0 +1,123 @@
+"""Distances within an episode in tiles that stay in the cache.
+
+They are the longest computation of the reward stage and grow with the square of an episode's length, so each
+environment is a job of its own, over just the rows of its episodes. A job gives the same bits whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deir.fast.threads import in_parallel
+
+CHUNK = 64  # queries
+TILE = 1024  # keys; a tile of distances is half a megabyte
+
+
+def min_ratio(
+    query_obs: Tensor,  # [T, N, F]
+    query_traj: Tensor,  # [T, N, H]
+    key_obs: Tensor,  # [S, N, F]
+    key_traj: Tensor,  # [S, N, H]
+    first: Tensor,  # [T, N] int64: first key row of the episode
+    last: Tensor,  # [T] int64: last key row to compare with, the same for all environments
+    eps: float,
+    repeated: Tensor | None = None,  # [T, N] bool: some key is known to equal the query, so that it earns nothing
+    chunk: int = CHUNK,
+    tile: int = TILE,
+) -> Tensor:
+    """Equation 4: r_t = min_i dist²(e_obs_i, e_obs_{t+1}) / (dist(e_traj_i, e_traj_t) + ε), 0 without any i.   [T, N]
+
+    Distances come from matrix products in double precision, since |a|² + |b|² - 2ab loses in single precision the
+    small distances that decide the minimum.
+    """
+    rewards = query_obs.new_zeros(query_obs.shape[:2])
+
+    def reward(n: int) -> None:
+        open_ = first[:, n] <= last
+        steps = (open_ if repeated is None else open_ & ~repeated[:, n]).nonzero()[:, 0]
+        tiles = _tiles(first[steps, n], last[steps], chunk, tile)
+        q_obs, k_obs = _as_queries(query_obs[steps, n]), _as_keys(key_obs[:, n])  # [t, F+2], [S, F+2]
+        q_traj, k_traj = _as_queries(query_traj[steps, n]), _as_keys(key_traj[:, n])
+        nearest = q_obs.new_full((len(steps),), torch.inf)
+        for part in tiles:
+            ratios = q_obs[part.queries] @ k_obs[part.keys].T  # [chunk, tile] squared distances
+            ratios /= (q_traj[part.queries] @ k_traj[part.keys].T).clamp_(min=0).sqrt_().add_(eps)
+            found = part.without_outside(ratios).amin(-1)
+            nearest[part.queries] = torch.minimum(nearest[part.queries], found)
+        rewards[steps, n] = nearest.clamp_(min=0).to(rewards.dtype)
+
+    in_parallel(reward, range(query_obs.shape[1]))
+    return rewards
+
+
+def nearest_keys(
+    queries: Tensor,  # [T, N, F]
+    keys: Tensor,  # [S, N, F]
+    first: Tensor,  # [T, N] int64: first key row of the episode
+    last: Tensor,  # [T] int64: last key row to compare with
+    k: int,
+    chunk: int = CHUNK,
+    tile: int = TILE,
+) -> Tensor:
+    """Squared distances to the k nearest keys of the episode, ascending; infinite where it has fewer.   [T, N, k]"""
+    steps, envs = queries.shape[:2]
+    nearest = torch.full((steps, envs, k), torch.inf, dtype=torch.float64, device=queries.device)
+
+    def search(n: int) -> None:
+        by_step, rows = _as_queries(queries[:, n]), _as_keys(keys[:, n])  # [T, F+2], [S, F+2]
+        for part in _tiles(first[:, n], last, chunk, tile):
+            distances = part.without_outside(by_step[part.queries] @ rows[part.keys].T)  # [chunk, tile] squared
+            candidates = torch.cat([nearest[part.queries, n], distances.clamp_(min=0)], -1)
+            nearest[part.queries, n] = candidates.topk(k, largest=False).values
+
+    in_parallel(search, range(envs))
+    return nearest
+
+
+class _Tile(NamedTuple):
+    queries: slice
+    keys: slice
+    outside: Tensor | None  # [queries, keys] bool: not of the query's episode, or too late; None if all are inside
+
+    def without_outside(self, distances: Tensor) -> Tensor:
+        return distances if self.outside is None else distances.masked_fill_(self.outside, torch.inf)
+
+
+def _tiles(first: Tensor, last: Tensor, chunk: int, tile: int) -> Iterator[_Tile]:
+    """Queries, `chunk` at a time, each chunk against the keys first … last of any of its queries.   first, last: [t]"""
+    bounds = [
+        torch.stack([f.min(), f.max(), la.min(), la.max()])
+        for f, la in zip(first.split(chunk), last.split(chunk), strict=True)
+        if len(f)
+    ]
+    begin = 0
+    for low, latest_first, earliest_last, high in (
+        torch.stack(bounds).tolist() if bounds else []
+    ):  # one wait for a device
+        queries = slice(begin, begin + chunk)
+        begin += chunk
+        for at in range(low, high + 1, tile):
+            end = min(at + tile, high + 1)
+            inside = at >= latest_first and end - 1 <= earliest_last
+            rows = torch.arange(at, end, device=first.device)
+            outside = None if inside else (rows < first[queries, None]) | (rows > last[queries, None])
+            yield _Tile(queries, slice(at, end), outside)
+
+
+def _as_queries(rows: Tensor) -> Tensor:
+    """(-2q, |q|², 1), whose product with (k, 1, |k|²) is |q - k|².   [t, F] -> [t, F+2] double"""
+    rows = rows.to(torch.float64)
+    squares = rows.square().sum(-1, keepdim=True)
+    return torch.cat([-2 * rows, squares, torch.ones_like(squares)], -1)
+
+
+def _as_keys(rows: Tensor) -> Tensor:
+    """[S, F] -> [S, F+2] double"""
+    rows = rows.to(torch.float64)
+    squares = rows.square().sum(-1, keepdim=True)
+    return torch.cat([rows, torch.ones_like(squares), squares], -1)

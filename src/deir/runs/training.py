@@ -1,0 +1,80 @@
+"""A trainer and its parts, made of a configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from gymnasium import Space
+
+from deir.algorithm.actions import actions_of
+from deir.algorithm.networks import encoder_kind
+from deir.algorithm.ops import Ops, PlainOps
+from deir.algorithm.overlap import InTurn
+from deir.algorithm.policy import Policy
+from deir.algorithm.reward_model import RewardModel
+from deir.algorithm.trainer import Hook, Trainer
+from deir.config import Config
+from deir.envs import make_envs
+from deir.envs.base import VectorEnvs
+from deir.envs.spaces import PackedBox
+from deir.errors import invalid
+from deir.fast.allocator import keep_freed_memory
+from deir.fast.ops import FastOps
+from deir.fast.overlap import Beside
+from deir.fast.threads import available_threads, use_threads
+from deir.seeding import derive
+
+_LOGGER = logging.getLogger("deir")
+
+
+def make_ops(config: Config) -> Ops:
+    """How a run is computed: as --ops says, and without it the fast way on a CPU."""
+    on_cpu = torch.device(config.device).type == "cpu"
+    if config.ops == "fast" and not on_cpu:
+        raise invalid("ops", config.ops, f"'plain' on {config.device}: the fast code is for a CPU")
+    return FastOps() if (config.ops or ("fast" if on_cpu else "plain")) == "fast" else PlainOps()
+
+
+def make_trainer(
+    config: Config,
+    generation: int = 0,
+    hooks: Sequence[Hook] = (),
+    wrap: Callable[[VectorEnvs], VectorEnvs] = lambda envs: envs,
+) -> Trainer:
+    """`generation`: how often environments that cannot be saved have begun anew; `wrap`: put around them."""
+    keep_freed_memory()
+    ops, threads = make_ops(config), available_threads(config.threads)
+    envs = make_envs(config.env, config.seed, generation)
+    spaces = envs.observation_space, envs.action_space
+    overlaps = threads > 1 and isinstance(ops, FastOps) and works_beside(config, spaces[0], envs.repeats)
+    use_threads(threads, overlaps)
+    model = RewardModel(config, *spaces, ops)
+    torch.manual_seed(derive(config.seed, "init", "policy"))
+    policy = Policy(*spaces, config.network, ops).to(config.device)
+    _LOGGER.info(networks_of(config, *spaces))
+    return Trainer(config, wrap(envs), policy, model, Beside() if overlaps else InTurn(), hooks)
+
+
+def works_beside(config: Config, observations: Space[Any], repeats: bool) -> bool:
+    """Whether the model is better off in a thread of its own: the networks work on distinct patches, in operations too
+    small for several threads each.
+
+    Whole convolutions keep every thread busy by themselves. On vectors operations are so small that two threads of
+    Python would only take turns.
+    """
+    kinds = encoder_kind(config.network.encoder, observations, images="impala").split("+")
+    small = repeats and "grid" in kinds and config.network.norm != "layer"
+    return small and config.reward.overlap and config.method != "none"
+
+
+def networks_of(config: Config, observations: Space[Any], actions: Space[Any]) -> str:
+    """What was chosen from the spaces, in words."""
+    policy = encoder_kind(config.network.encoder, observations, images="impala")
+    model = encoder_kind(config.reward.encoder, observations, images="dqn")
+    parts = observations.parts.values() if isinstance(observations, PackedBox) else [observations]
+    shapes = "+".join("x".join(map(str, part.shape or ())) for part in parts)
+    kind = type(actions_of(actions)).__name__.removesuffix("Actions")
+    return f"observations {shapes}: encoder {policy} of the policy, {model} of the reward model; {kind} actions"

@@ -1,0 +1,217 @@
+"""Each fast verb against its plain twin, outputs and gradients; and whole iterations of the one against the other."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from deir.algorithm.actions import DiscreteActions
+from deir.algorithm.layers import head
+from deir.algorithm.networks import GridEncoder
+from deir.algorithm.ops import PlainOps
+from deir.algorithm.policy import Policy
+from deir.algorithm.rewards import METHODS
+from deir.algorithm.types import Shared
+from deir.config import NetworkConfig, PPOConfig
+from deir.errors import UserError
+from deir.fast.ops import FastOps
+from deir.runs.run import configure
+from deir.runs.training import make_ops, make_trainer
+from small import small
+
+SPACE = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+TASKS = {
+    "views": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "layout_worker": False},
+    "noise": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "noise": 0.1, "layout_worker": False},
+    "vectors": {"id": "Pendulum-v1", "n_envs": 4},
+    "numbers": {"id": "CartPole-v1", "n_envs": 4},
+}
+
+
+@pytest.fixture
+def double():
+    """In double precision rounding stays small, whatever normalisation makes of it."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def numbers():
+    return torch.Generator().manual_seed(0)
+
+
+def views(count: int, kinds: int, numbers: torch.Generator) -> torch.Tensor:
+    pool = torch.randint(0, 4, (kinds, 7, 7, 3), generator=numbers, dtype=torch.uint8)
+    return pool[torch.randint(0, kinds, (count,), generator=numbers)]
+
+
+def embed(ops, network, numbers):
+    table, names = ops.tabulate(views(60, 20, numbers), True)
+    return ops.embed(network, table.rows(names[torch.randint(0, 60, (90,), generator=numbers)])).gather()
+
+
+def gru_step(ops, network, numbers):
+    inputs = Shared(network[0].weight[:5] * 1.0, torch.randint(0, 5, (12,), generator=numbers))
+    return ops.gru_step(network[1], ops.gru_inputs(network[1], inputs), network[2].weight[:6] * 1.0)
+
+
+def gru_scan(ops, network, numbers):
+    embedded = Shared(torch.randn(7, 8, generator=numbers), torch.randint(0, 7, (15,), generator=numbers))
+    starts = torch.rand(5, 3, generator=numbers) < 0.3
+    hidden = torch.randn(3, 6, generator=numbers)
+    inputs = ops.gru_inputs(network[1], embedded)
+    return torch.stack(ops.gru_scan(network[1], inputs, hidden, starts))
+
+
+def run_head(ops, network, numbers):
+    return ops.head(network, torch.randn(30, 8, generator=numbers))
+
+
+def head_of_parts(ops, network, numbers):
+    first = Shared(torch.randn(5, 3, generator=numbers), torch.randint(0, 5, (20,), generator=numbers))
+    return ops.head_of_parts(network, [first, Shared(torch.randn(20, 5, generator=numbers))])
+
+
+def prediction_loss(ops, network, numbers):
+    rows, targets = torch.randint(0, 9, (40,), generator=numbers), torch.randn(9, 4, generator=numbers)
+    return ops.prediction_loss(network, Shared(torch.randn(9, 8, generator=numbers), rows), targets, rows)
+
+
+def ppo_loss(ops, network, numbers):
+    outputs = network(torch.randn(30, 8, generator=numbers))
+    choices = torch.randint(0, 3, (30,), generator=numbers)
+    old = torch.randn(4, 30, generator=numbers) - torch.tensor([[1.0], [0], [0], [0]])
+    config = PPOConfig(clip_range_value=0.3)
+    loss, metrics = ops.ppo_loss(outputs[:, :3], outputs[:, 3], choices, *old, config, DiscreteActions(3))
+    return torch.stack([loss, *(metric.detach() for metric in metrics.values())])
+
+
+def distances(ops, network, numbers):
+    queries, keys = torch.randn(2, 9, 3, 4, generator=numbers), torch.randn(2, 12, 3, 4, generator=numbers)
+    first, last = torch.randint(0, 12, (9, 3), generator=numbers), torch.arange(9) + 2
+    ratios = ops.min_ratio(*queries, *keys, first, last, 1e-6)
+    return torch.cat([ratios[..., None], ops.nearest(queries[0], keys[0], first, last, 2)], -1)
+
+
+def queue(ops, network, numbers):
+    """Which differ, and what the table holds of the queue."""
+    table, names = ops.tabulate(views(40, 12, numbers), True)
+    storage, slots = views(30, 12, numbers), torch.randint(0, 30, (2, 40), generator=numbers)
+    differ = ops.differ(storage, slots[0], table.rows(names))
+    extended, renamed, offered = ops.extend(table, storage, list(slots))
+    assert torch.equal(extended.distinct[renamed], table.distinct)
+    gathered = [part if isinstance(part, torch.Tensor) else part.gather() for part in offered]
+    assert torch.equal(torch.stack(gathered), storage[slots])
+    return differ.double()
+
+
+def acting(ops, network, numbers):
+    network.eval()
+    network.ops, seen = ops, views(30, 8, numbers).view(3, 10, 7, 7, 3).numpy()
+    known, hidden, found = None, torch.randn(10, 64, generator=numbers), []
+    for _ in range(2):  # the second time it knows what it saw
+        played = ops.acting(network, True, known)
+        with torch.no_grad():
+            for observations in seen[:2]:
+                outputs, hidden = played.step(observations, hidden)
+                found.append(torch.cat([outputs, hidden], 1))
+        table, ids, finals = played.table(seen[2], seen[0][:3])
+        assert torch.equal(table.distinct[ids], torch.from_numpy(seen))
+        assert torch.equal(table.distinct[finals], torch.from_numpy(seen[0][:3]))
+        known = played.known
+    return torch.stack(found)
+
+
+def optimizer(ops, network, numbers):
+    """Three steps, a third of them after the state went through the other kind's."""
+    config = PPOConfig(learning_rate=0.01, max_grad_norm=0.1)
+    other = PlainOps() if isinstance(ops, FastOps) else FastOps()
+    adam, x = ops.optimizer(network, config, "test"), torch.randn(30, 8, generator=numbers)
+    for step in range(3):
+        adam.step(network(x).square().mean())
+        if step == 1:
+            twin = other.optimizer(copy.deepcopy(network), config, "twin")
+            twin.load_state_dict(adam.state_dict())
+            adam.load_state_dict(twin.state_dict())
+    return torch.cat([parameter.flatten() for parameter in network.parameters()])
+
+
+def mlp() -> nn.Module:
+    return head("batch", [8, 16, 16, 4])
+
+
+VERBS = {
+    "embed batch": (embed, lambda: GridEncoder((7, 7, 3), 8, "batch")),
+    "embed layer": (embed, lambda: GridEncoder((7, 7, 3), 8, "layer")),
+    "embed none": (embed, lambda: GridEncoder((7, 7, 3), 8, "none")),
+    "gru_step": (gru_step, lambda: nn.ModuleList([nn.Linear(8, 5), nn.GRUCell(8, 6), nn.Linear(6, 6)])),
+    "gru_scan": (gru_scan, lambda: nn.ModuleList([nn.Linear(8, 5), nn.GRUCell(8, 6)])),
+    "head": (run_head, mlp),
+    "head_of_parts": (head_of_parts, mlp),
+    "prediction_loss": (prediction_loss, mlp),
+    "ppo_loss": (ppo_loss, mlp),
+    "distances": (distances, mlp),
+    "queue": (queue, mlp),
+    "acting": (acting, lambda: Policy(SPACE, spaces.Discrete(5), NetworkConfig())),
+    "optimizer": (optimizer, mlp),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_fast_verb_is_its_plain_twin(verb, double):
+    compute, make = VERBS[verb]
+    torch.manual_seed(0)
+    network, found = make(), []
+    for ops in (PlainOps(), FastOps()):
+        twin = copy.deepcopy(network)
+        outputs = compute(ops, twin, torch.Generator().manual_seed(1))
+        if outputs.requires_grad:
+            weights = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(2))
+            (outputs * weights).sum().backward()
+        # a bias before batch normalisation has no gradient, or one of rounding errors
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in twin.parameters()]
+        found.append([outputs.detach(), *gradients, *(b.double() for b in twin.buffers())])
+    for plain, fast in zip(*found, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [*(("views", name) for name in METHODS), *(("noise", name) for name in METHODS), ("vectors", "deir"),
+     ("vectors", "ngu"), ("numbers", "deir"), ("numbers", "noveld")],
+)  # fmt: skip
+def test_two_iterations_give_the_same_figures(task, method, double):
+    found = []
+    for ops in ("plain", "fast"):
+        trainer = make_trainer(configure(small(env=TASKS[task], method=method, ops=ops)))
+        if method == "ngu":  # its distances are measured in their mean, which is nothing but rounding at first
+            trainer.model.reward.distance_mean.load_state_dict({"mean": 1.0, "count": 1})
+        rows = [trainer.iterate() for _ in range(2)]
+        trainer.close()
+        figures = [[row[name] for name in row if not name.startswith("seconds")] for row in rows]
+        found.append(torch.tensor([[float("nan") if x is None else x for x in row] for row in figures]))
+        found.append(torch.cat([p.detach().flatten() for p in trainer.policy.parameters()]))
+    torch.testing.assert_close(found[2], found[0], rtol=1e-5, atol=1e-7, equal_nan=True)
+    torch.testing.assert_close(found[3], found[1], rtol=1e-5, atol=1e-7)
+
+
+def test_single_precision_too():
+    rows = []
+    for ops in ("plain", "fast"):
+        trainer = make_trainer(configure(small(env=TASKS["noise"], ops=ops)))
+        rows.append([trainer.iterate() for _ in range(2)][1])
+        trainer.close()
+    for name in ("intrinsic_reward_mean", "model_loss", "entropy", "value_loss"):
+        assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-3)
+
+
+def test_who_is_chosen():
+    assert isinstance(make_ops(configure({})), FastOps)
+    assert not isinstance(make_ops(configure({"ops": "plain"})), FastOps)
+    assert not isinstance(make_ops(configure({"device": "meta"})), FastOps)
+    with pytest.raises(UserError, match="ops: got 'fast', expected 'plain' on meta"):
+        make_ops(configure({"ops": "fast", "device": "meta"}))
