@@ -28,6 +28,7 @@ SHAPES = {  # steps of each rollout, for each environment the steps that end an 
     "each its own": (STEPS, [[0, 4], [], [2]]),
     "rollouts of one step": (1, [[0], [1], []]),
     "one environment": (STEPS, [[2, 4]]),
+    "a step alone": (1, [[0]]),
 }
 
 

@@ -155,6 +155,8 @@ class NaiveTrainer:
                 log_probs, entropies = log_prob_and_entropy(self.policy, outputs, choices[chosen])
                 ratio = (log_probs - old_log_probs[chosen]).exp()
                 advantage = advantages.flatten()[chosen]
+                if config.advantage_norm == "minibatch":
+                    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
                 clipped = ratio.clamp(1 - config.clip_range, 1 + config.clip_range)
                 policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
                 value_loss = (values - returns.flatten()[chosen]).square().mean()
@@ -297,6 +299,10 @@ def test_an_iteration_is_the_one_written_plainly(method):
 )
 def test_an_iteration_on_what_does_not_repeat_is_the_one_written_plainly(method, env):
     compare({"env": env, "method": method, "preset": "minigrid"})
+
+
+def test_an_iteration_with_advantages_normalised_in_each_batch_is_the_one_written_plainly():
+    compare({"env": VECTORS, "method": "none", "preset": "minigrid", "ppo": {"advantage_norm": "minibatch"}})
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -10,16 +10,16 @@ import torch
 from builders import ACTIONS, SPACE, random_episodes
 from deir.algorithm.actions import DiscreteActions, MultiDiscreteActions
 from deir.algorithm.functional import EmaMoments
+from deir.algorithm.ops import PlainOps
 from deir.algorithm.policy import Policy
-from deir.algorithm.ppo import METRICS, advantages_and_returns, normalized_advantages, ppo_loss
+from deir.algorithm.ppo import METRICS, advantages_and_returns, normalized_advantages
 from deir.algorithm.types import PolicyTrace
 from deir.config import NetworkConfig, PPOConfig
+from deir.fast.ops import FastOps
 
 
 def naive_loss(logits, values, actions, old_log_probs, old_values, advantages, returns, config):
     """The loss, and the figures that are logged of it."""
-    if config.advantage_norm == "minibatch":
-        advantages = (advantages - np.mean(advantages)) / (np.std(advantages, ddof=1) + 1e-8)
     terms, value_terms, entropies, divergences, clippings = [], [], [], [], []
     for k in range(len(actions)):
         probabilities = np.exp(logits[k] - logits[k].max())
@@ -39,10 +39,11 @@ def naive_loss(logits, values, actions, old_log_probs, old_values, advantages, r
     return loss, dict(zip(METRICS, figures, strict=True))
 
 
-@pytest.mark.parametrize("changes", [{}, {"clip_range_value": 0.1}, {"advantage_norm": "minibatch"}])
-@pytest.mark.parametrize("compiled", [True, False])
-def test_loss_equals_a_naive_computation(changes, compiled):
-    """A product of one categorical distribution takes the plain way, which works on any device."""
+@pytest.mark.parametrize("changes", [{}, {"clip_range_value": 0.1}])
+@pytest.mark.parametrize("ops", [PlainOps(), FastOps()], ids=["plain", "fast"])
+@pytest.mark.parametrize("several", [False, True])
+def test_loss_equals_a_naive_computation(changes, ops, several):
+    """Also as a product of one categorical distribution."""
     rng = np.random.default_rng(0)
     config = replace(PPOConfig(), **changes)
     logits = rng.normal(size=(50, 5))
@@ -52,19 +53,17 @@ def test_loss_equals_a_naive_computation(changes, compiled):
     old_log_probs = np.log(0.2) + 0.6 * old_log_probs
     arguments = (logits, values, actions, old_log_probs, old_values, advantages, returns)
     given = [torch.from_numpy(x) for x in arguments]
-    if compiled:
-        loss, metrics = ppo_loss(*given, config)
-    else:
+    if several:
         given[2] = given[2][:, None]
-        loss, metrics = ppo_loss(*given, config, MultiDiscreteActions([5]))
+    loss, metrics = ops.ppo_loss(*given, config, MultiDiscreteActions([5]) if several else DiscreteActions(5))
     expected, figures = naive_loss(*arguments, config)
     assert float(loss) == pytest.approx(expected)
     assert {name: float(metric) for name, metric in metrics.items()} == pytest.approx(figures)
     assert 0 < figures["clip_fraction"] < 1
 
 
-@pytest.mark.parametrize("changes", [{}, {"clip_range_value": 0.1}, {"advantage_norm": "minibatch"}])
-def test_the_compiled_loss_has_the_gradients_of_the_plain_one(changes):
+@pytest.mark.parametrize("changes", [{}, {"clip_range_value": 0.1}])
+def test_the_fast_loss_has_the_gradients_of_the_plain_one(changes):
     config, generator = replace(PPOConfig(), entropy_coef=0.01, **changes), torch.Generator().manual_seed(0)
     outputs, (values, old_values, advantages, returns) = (
         torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((50, 5), (4, 50))
@@ -72,14 +71,15 @@ def test_the_compiled_loss_has_the_gradients_of_the_plain_one(changes):
     choices = torch.randint(0, 5, (50,), generator=generator)
     old_log_probs = DiscreteActions(5).log_prob(outputs + 0.3 * torch.sin(outputs * 9), choices)
     found = []
-    for kind, drawn in ((DiscreteActions(5), choices), (MultiDiscreteActions([5]), choices[:, None])):
+    for ops in (FastOps(), PlainOps()):
         inputs = outputs.clone().requires_grad_(), values.clone().requires_grad_()
-        loss, metrics = ppo_loss(*inputs, drawn, old_log_probs, old_values, advantages, returns, config, kind)
+        batch = choices, old_log_probs, old_values, advantages, returns
+        loss, metrics = ops.ppo_loss(*inputs, *batch, config, DiscreteActions(5))
         loss.backward()
         found.append([loss.detach(), *(metrics[name].double() for name in METRICS), *(x.grad for x in inputs)])
     assert 0 < float(found[0][5]) < 1  # some ratios are clipped
-    for compiled, plain in zip(*found, strict=True):
-        torch.testing.assert_close(compiled, plain)
+    for fast, plain in zip(*found, strict=True):
+        torch.testing.assert_close(fast, plain)
 
 
 @pytest.mark.parametrize("late_resets", [False, True])
