@@ -12,6 +12,7 @@ and with the signal's number if the process crashed; `faulthandler` then shows w
 from __future__ import annotations
 
 import argparse
+import copy
 import faulthandler
 import hashlib
 import os
@@ -54,7 +55,7 @@ def train(seed: int, overlap: bool, iterations: int, state: dict[str, Any] | Non
     try:
         assert trainer.overlap.overlaps == overlap, "the model has no thread of its own here"
         if state is not None:
-            trainer.load_state_dict(state)
+            trainer.load_state_dict(copy.deepcopy(state))  # training goes on in what it is given
         for _ in range(iterations):
             trainer.iterate()
         return digest(trainer), trainer.state_dict()
@@ -96,7 +97,7 @@ def forked(forks: int) -> int:
         if child == 0:
             os._exit(0 if train(0, True, 2, state)[0] == expected else 3)
         ends[wait(child, seconds=60.0)] += 1
-        if count % 50 == 0 or count == forks:
+        if count % 10 == 0 or count == forks:
             print(f"{count} forks: {dict(ends)}", flush=True)
     return int(set(ends) != {"same bits"})
 

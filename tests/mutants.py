@@ -2,11 +2,13 @@
 
     make mutants                                 every module of the table below
     python tests/mutants.py functional ppo       some of them
-    python tests/mutants.py functional --show    what survived, without running anything
+    python tests/mutants.py ppo --again          what survived once more, after a test was added
+    python tests/mutants.py --show               the results so far, without running anything
 
-Cosmic Ray makes the faults. The tests of each run in a process of its own, forked once PyTorch is loaded, in a copy of
-the tree. Results stand in .mutants/: a run that is broken off goes on where it was, and a module that has changed since
-begins again. docs/mutants.md says why the survivors may live.
+Cosmic Ray makes the faults. The tests of each run in a copy of the tree and in a process of its own, forked from one
+that has run them without a fault: what does not depend on the module is loaded and compiled by then. Results stand in
+.mutants/: a run that is broken off goes on where it was, and a module that has changed since begins again.
+docs/mutants.md says why the survivors may live.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +48,7 @@ TESTS: dict[str, list[str]] = {
     "recurrent": ["tests/test_networks.py", "tests/test_kernels.py"],
     "policy": ["tests/test_actions.py", "tests/test_ppo.py", COLLECT, "-k", "fresh or test_ppo or real or kind"],
     "actions": ["tests/test_actions.py", "tests/test_ppo.py", "-k", "not runs_repeat and not minigrid"],
-    "rollout": [COLLECT],
+    "rollout": [COLLECT, "-k", "each or every or kind"],
     "ppo": ["tests/test_ppo.py", ITERATE, "-k", "test_ppo or none or time_limit"],
     "flat_adam": ["tests/test_optim.py"],
     "reward_model": ["tests/test_plug.py", ITERATE, "tests/test_run.py", "-k", "beta or saved or plainly or beside"],
@@ -132,54 +135,69 @@ def mutated(source: str, mutant: Mutant) -> str:
     return mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
 
 
-def load_libraries() -> None:
-    """What every test needs and no mutant changes."""
-    import gymnasium  # noqa: F401
-    import minigrid  # noqa: F401
-    import numba  # noqa: F401
-    import pytest  # noqa: F401
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def fresh_tree() -> None:
     shutil.rmtree(TREE, ignore_errors=True)
     for folder in ("src", "tests", "docs"):
         shutil.copytree(ROOT / folder, TREE / folder, ignore=shutil.ignore_patterns("*.pyc", "*.egg-info"))
 
 
-def passes(arguments: list[str], seconds: float) -> bool:
-    """Whether the tests pass in the copied tree; those that take too long do not."""
+def dependents(module: str) -> set[str]:
+    """The loaded modules of the package that import `module`, directly or not, and itself."""
+    imported = {}
+    for name, loaded in list(sys.modules.items()):
+        if name.split(".")[0] == "deir" and getattr(loaded, "__file__", None):
+            imported[name] = set(_imports(ast.parse(Path(loaded.__file__).read_text())))
+    found = {module}
+    while more := {name for name, names in imported.items() if names & found} - found:
+        found |= more
+    return found
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def forget(stale: set[str]) -> None:
+    """Lets these modules and the tests be imported anew."""
+    tests = str(TREE / "tests")
+    for name, loaded in list(sys.modules.items()):
+        if name in stale or (getattr(loaded, "__file__", None) or "").startswith(tests):
+            del sys.modules[name]
+
+
+def test(arguments: list[str]) -> bool:
+    """Whether the tests pass, in this process."""
+    import pytest
+
+    quick = ["-p", "no:cacheprovider", "--assert=plain", "--tb=line"]
+    with (OUT / "last.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
+        return pytest.main(["-x", "-q", "--rootdir", str(TREE), *quick, *arguments]) == 0
+
+
+def outcome(stale: set[str], arguments: list[str], seconds: float) -> str:
+    """survived, killed, or timeout; `stale`: the modules a fault can reach."""
     child = os.fork()
     if child == 0:
-        _test(arguments)
+        code = 1
+        try:
+            os.setsid()
+            forget(stale)
+            code = 0 if test(arguments) else 1
+        finally:
+            os._exit(code)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return status == 0
-        time.sleep(0.02)
+            return "survived" if status == 0 else "killed"
+        time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return False
-
-
-def _test(arguments: list[str]) -> None:
-    """In the child: never returns."""
-    code = 3
-    try:
-        os.setsid()
-        os.chdir(TREE)
-        log = os.open(OUT / "last.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1), os.dup2(log, 2)
-        sys.dont_write_bytecode = True
-        sys.path[:0] = [str(TREE / "src"), str(TREE / "tests")]
-        import pytest
-
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(TREE), *arguments])
-    finally:
-        os._exit(int(code))
+    return "timeout"
 
 
 class Results:
@@ -187,40 +205,53 @@ class Results:
 
     def __init__(self, name: str, source: str) -> None:
         self.path = OUT / f"{name.replace('/', '.')}.jsonl"
-        self.survived: dict[str, bool] = {}
+        self.outcomes: dict[str, str] = {}
         digest = hashlib.sha256(source.encode()).hexdigest()
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         if lines and json.loads(lines[0]) == digest:
-            rows = map(json.loads, lines[1:])
-            self.survived = {row["mutant"]: row["survived"] for row in rows}
+            self.outcomes = {row["mutant"]: row["outcome"] for row in map(json.loads, lines[1:])}
         else:
             self.path.write_text(json.dumps(digest) + "\n")
 
-    def add(self, mutant: Mutant, survived: bool) -> None:
-        self.survived[mutant.key] = survived
+    def add(self, mutant: Mutant, outcome: str) -> None:
+        self.outcomes[mutant.key] = outcome
         with self.path.open("a") as file:
-            file.write(json.dumps({"mutant": mutant.key, "survived": survived}) + "\n")
+            file.write(json.dumps({"mutant": mutant.key, "outcome": outcome}) + "\n")
 
 
-def run(name: str, show: bool) -> tuple[int, int]:
-    """Tests every mutant of a module that has no result yet. Gives the numbers of killed and of all tested."""
+def run(name: str, again: bool) -> None:
+    """Tests every mutant of a module that has no result yet; `again`: the survivors too, since a test was added."""
+    path, target = module_path(name), module_path(name, TREE)
+    source = path.read_text()
+    results = Results(name, source)
+    done = [key for key, outcome in results.outcomes.items() if not again or outcome != "survived"]
+    waiting = [mutant for mutant in mutants(source) if mutant.key not in done]
+    if not waiting:
+        return
+    module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+    begin = time.monotonic()
+    if not test(TESTS[name]):
+        sys.exit(f"{name}: its tests fail without any fault, see {OUT / 'last.log'}")
+    limit, stale = 60 + 10 * (time.monotonic() - begin), dependents(module)
+    for count, mutant in enumerate(waiting, 1):
+        target.write_text(mutated(source, mutant))
+        results.add(mutant, outcome(stale, TESTS[name], limit))
+        target.write_text(source)
+        print(f"\r{name}: {count} of {len(waiting)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+
+
+def report(name: str) -> tuple[int, int]:
+    """Prints what became of a module's mutants. Gives the numbers of killed and of all tested."""
     source = module_path(name).read_text()
-    results, found = Results(name, source), list(mutants(source))
-    waiting = [mutant for mutant in found if mutant.key not in results.survived and not show]
-    if waiting:
-        begin, target = time.monotonic(), module_path(name, TREE)
-        if not passes(TESTS[name], 3600):
-            sys.exit(f"{name}: its tests fail without any fault, see {OUT / 'last.log'}")
-        limit = 60 + 10 * (time.monotonic() - begin)
-        for count, mutant in enumerate(waiting, 1):
-            target.write_text(mutated(source, mutant))
-            results.add(mutant, passes(TESTS[name], limit))
-            target.write_text(source)
-            print(f"\r{name}: {count} of {len(waiting)}", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
-    lived = [mutant for mutant in found if results.survived.get(mutant.key)]
-    tested = sum(mutant.key in results.survived for mutant in found)
-    print(f"{name:20} {tested - len(lived):4} killed {len(lived):4} survived {len(found) - tested:4} not tested")
+    results, found = Results(name, source).outcomes, list(mutants(source))
+    lived = [mutant for mutant in found if results.get(mutant.key) == "survived"]
+    tested = sum(mutant.key in results for mutant in found)
+    late = sum(results.get(mutant.key) == "timeout" for mutant in found)
+    print(
+        f"{name:18} {tested - len(lived):4} killed ({late} by the clock) {len(lived):4} survived"
+        f" {len(found) - tested:4} not tested"
+    )
     for mutant in sorted(lived, key=lambda m: m.line):
         before, after = (text.split("\n")[mutant.line - 1].strip() for text in (source, mutated(source, mutant)))
         print(f"    {mutant.line:4}  {before}\n       →  {after}")
@@ -230,18 +261,25 @@ def run(name: str, show: bool) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Puts small faults into the algorithm and tells which no test sees.")
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(TESTS)}; all if none is given")
+    parser.add_argument("--again", action="store_true", help="test what survived once more, with the tests of today")
     parser.add_argument("--show", action="store_true", help="show the results so far, and test nothing")
     options = parser.parse_args()
     unknown = [name for name in options.modules if name not in TESTS]
     if unknown:
         parser.error(f"unknown module {unknown[0]!r}, expected one of {', '.join(TESTS)}")
+    chosen = options.modules or list(TESTS)
     OUT.mkdir(exist_ok=True)
     if not options.show:
-        load_libraries()
         fresh_tree()
-    counts = [run(name, options.show) for name in options.modules or TESTS]
-    killed, tested = map(sum, zip(*counts, strict=True))
-    print(f"{'all':20} {killed:4} killed of {tested}: {killed / max(1, tested):.0%}")
+        os.chdir(TREE)
+        os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads of its own cannot be forked
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        sys.dont_write_bytecode = True
+        sys.path[:0] = [str(TREE / "src"), str(TREE / "tests")]
+        for name in chosen:
+            run(name, options.again)
+    killed, tested = (sum(counts) for counts in zip(*map(report, chosen), strict=True))
+    print(f"{'all':18} {killed:4} killed of {tested}: {killed / max(1, tested):.0%}")
 
 
 if __name__ == "__main__":

@@ -167,10 +167,10 @@ def test_runs_repeat_resume_and_act(tmp_path: Path, observations: str, actions: 
         run.start(config, tmp_path / name)
     assert_same(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
     for name in ("a", "b"):
-        run.resume(tmp_path / name, {"steps": 128})
+        run.resume(tmp_path / name, {"steps": 128}, trust=True)
     assert untimed(tmp_path / "a") == untimed(tmp_path / "b")
     assert_same(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
-    agent = deir.load(tmp_path / "a")
+    agent = deir.load(tmp_path / "a", trust=True)
     envs = make_envs(config.env, 5)
     seen = envs.reset()
     actions_taken, _ = agent.act(seen, greedy=True)

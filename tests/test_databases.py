@@ -15,7 +15,7 @@ import optuna
 import pytest
 import yaml
 
-from deir.experiments.tune.command import asked, open_study
+from deir.experiments.tune.command import asked, interrupted_trials, open_study
 from test_sweep import wait_for
 from test_tune import FILE, plan_of
 
@@ -100,6 +100,17 @@ def test_many_askers_at_once_begin_each_trial_once(storage, tmp_path):
     assert states == {"RUNNING": 12}
 
 
+def test_a_trial_whose_tuner_died_as_it_began_is_taken_up_once(storage, tmp_path):
+    plan = plan_of(name="orphan", n_trials=2)
+    study = open_study(plan, storage)
+    study.ask()  # and killed before it could say its values, or where its runs are
+    first, second = (interrupted_trials(study, plan, tmp_path / name) for name in ("a", "b"))
+    assert len(first) == 1 and not second
+    assert first[0].trial.params == {"env.max_steps": 60}  # the first of the queue
+    (again,) = interrupted_trials(study, plan, tmp_path / "a")
+    assert again.trial.params == first[0].trial.params
+
+
 def tuner(file: Path, out: Path, storage: str) -> subprocess.Popen:
     words = ["tune", str(file), "--out", str(out), "--storage", storage, "--jobs", "1"]
     return subprocess.Popen(
@@ -108,23 +119,23 @@ def tuner(file: Path, out: Path, storage: str) -> subprocess.Popen:
 
 
 def test_two_tuners_on_postgresql_one_killed_no_trial_lost_or_doubled(postgres, tmp_path):
-    values = [60, 61, 62, 63]
-    changes = {"n_trials": 4, "search": {"env.max_steps": values}, "pruner": "none", "steps": 256 * 6}
+    values = [60, 61, 62]
+    changes = {"n_trials": 3, "search": {"env.max_steps": values}, "pruner": "none", "steps": 256 * 4}
     file = tmp_path / "two.yaml"
     file.write_text(yaml.safe_dump({**FILE, "name": "two", **changes}))
     first, second = (tuner(file, tmp_path / name, postgres) for name in ("a", "b"))
     wait_for(lambda: list((tmp_path / "a").glob("trials/*/seed0/progress.csv")))
     first.kill()
     first.wait()
-    told = second.communicate(timeout=200)[0]
+    told = second.communicate(timeout=400)[0]
     assert second.returncode == 0, told
     # its trial waits for the same command, and nobody else has begun it again
     again = tuner(file, tmp_path / "a", postgres)
-    told = again.communicate(timeout=200)[0]
+    told = again.communicate(timeout=400)[0]
     assert again.returncode == 0, told
     study = optuna.load_study(study_name="two", storage=postgres)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4, told
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3, told
     assert sorted(trial.params["env.max_steps"] for trial in study.trials) == values
     runs = sorted(path.relative_to(tmp_path).parts for path in tmp_path.glob("*/trials/*"))
-    assert sorted(place[2] for place in runs if place[2].isdigit()) == ["0000", "0001", "0002", "0003"]
+    assert sorted(place[2] for place in runs if place[2].isdigit()) == ["0000", "0001", "0002"]
     assert {place[0] for place in runs} == {"a", "b"}

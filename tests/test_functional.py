@@ -1,5 +1,7 @@
 """Formulas against closed forms and naive loops."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,13 @@ def test_gae_under_a_constant_value_and_reward_is_a_geometric_sum(gamma, lam):
     torch.testing.assert_close(actual, expected)
 
 
+def test_gae_of_a_single_step_is_its_temporal_difference():
+    rewards, values, next_values = torch.tensor([[[1.0]], [[0.3]], [[2.0]]])
+    for done in (False, True):
+        advantages = gae(rewards, values, next_values, torch.tensor([[done]]), 0.9, 0.8)
+        torch.testing.assert_close(advantages, torch.tensor([[1.0 + 0.9 * 2.0 - 0.3]]))
+
+
 def test_gae_with_lambda_one_and_no_bootstrap_is_the_discounted_return_minus_the_value():
     rewards = torch.tensor([[0.0], [0.0], [1.0]])
     values = torch.tensor([[0.2], [0.3], [0.4]])
@@ -98,6 +107,13 @@ def test_moments_of_older_checkpoints_go_on_as_they_did():
     assert (moments.mean, moments.var) == pytest.approx((before.mean, before.var))
 
 
+@pytest.mark.parametrize("corrected", [False, True])
+def test_momentum_one_keeps_the_start(corrected):
+    moments = EmaMoments(1.0, corrected)
+    moments.update(torch.tensor([100.0, 200.0]))
+    assert (moments.mean, moments.var) == (0.0, 1.0)
+
+
 def test_momentum_zero_forgets_the_past():
     moments = EmaMoments(0.0)
     moments.update(torch.tensor([100.0, 200.0]))
@@ -111,6 +127,8 @@ def test_minibatches_are_a_partition_into_nearly_equal_parts():
     assert len(parts) == 10
     assert {len(p) for p in parts} == {100, 101}
     assert torch.equal(torch.cat(parts).sort().values, indices)
+    (whole,) = minibatches(indices[:10], 100, torch.Generator().manual_seed(0))
+    assert torch.equal(whole.sort().values, indices[:10])
 
 
 def test_explained_variance():
@@ -133,11 +151,13 @@ def test_total_moments_are_those_of_everything_seen():
     assert total.mean == pytest.approx(float(everything.mean()))
     assert total.var == pytest.approx(float(everything.var(unbiased=False)))
     assert type(moments(0.9)) is EmaMoments
+    assert not moments(0.9).corrected and moments(0.9, corrected=True).corrected
 
 
 @pytest.mark.parametrize(("momentum", "expected"), [(0.5, [4.0, 4.0, 3.0, 4.5]), (None, [4.0, 4.0, 3.0, 4.0])])
 def test_running_mean_begins_with_the_first_value_and_passes_over_gaps(momentum, expected):
     mean = RunningMean(momentum)
+    assert mean.scan(torch.tensor([torch.nan])).tolist() == [0.0]
     assert mean.scan(torch.tensor([4.0, torch.nan])).tolist() == expected[:2]
     again = RunningMean(momentum)
     again.load_state_dict(mean.state_dict())
@@ -147,3 +167,7 @@ def test_running_mean_begins_with_the_first_value_and_passes_over_gaps(momentum,
 def test_occurrence_ranks_count_what_came_before():
     assert occurrence_ranks(torch.tensor([5, -1, 5, 5, -1, 7])).tolist() == [0, 0, 1, 2, 1, 0]
     assert occurrence_ranks(torch.zeros(0, dtype=torch.int64)).tolist() == []
+    keys, seen = torch.randint(0, 3, (2000,), generator=torch.Generator().manual_seed(0)), Counter()
+    for key, rank in zip(keys.tolist(), occurrence_ranks(keys).tolist(), strict=True):
+        assert rank == seen[key]
+        seen[key] += 1

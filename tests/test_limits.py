@@ -17,7 +17,7 @@ from deir.experiments.sweep.grid import make_grid
 from deir.experiments.sweep.jobs import parse_seeds
 from deir.experiments.tune.study import make_plan
 from deir.runs.ranges import DEVICES, LARGEST, LARGEST_OF_COMMANDS, LARGEST_WHOLE, check, check_device
-from deir.runs.run import configure
+from deir.runs.run import configure, validate
 from test_gymnasium import Shown
 
 LONGEST_MESSAGE = 1500  # characters
@@ -71,7 +71,7 @@ def test_values_beyond_sense_are_told(words, message, monkeypatch, capsys, tmp_p
     monkeypatch.chdir(tmp_path)
     begin = time.monotonic()
     assert message in told(words, monkeypatch, capsys)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,9 +115,9 @@ def test_yaml_of_every_kind_is_read_or_refused_in_one_short_message(name, tmp_pa
     file.write_text(YAMLS[name])
     begin = time.monotonic()
     with pytest.raises(UserError) as caught:
-        check(configure(load_yaml(file)))
+        validate(configure(load_yaml(file)))
     assert len(str(caught.value)) < LONGEST_MESSAGE
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30  # minutes, or all memory, for those that were written out
 
 
 def test_yaml_of_an_endless_file_is_refused():
@@ -277,3 +277,15 @@ def test_labels_of_a_strangers_run_do_nothing_to_a_terminal(tmp_path):
     (tmp_path / "progress.csv").write_text("frames,seconds,return_mean\n8,1,0\n")
     curve = read_run(tmp_path)
     assert curve is not None and curve.env.isprintable() and len(curve.method) <= 300
+
+
+def test_numbers_without_end_in_a_log_are_no_rows(tmp_path):
+    from deir.runs.progress import frames_done, read_rows
+
+    log = tmp_path / "progress.csv"
+    for last in ("9" * 6000 + ",1", "3,-1", "3,inf", "3,nan", "3," + "9" * 200_000):
+        log.write_text(f"iteration,frames\n1,8\n2,16\n{last}\n")
+        assert len(read_rows(log)) == 2
+        assert frames_done(log) == (16 if len(last) < 10_000 else None)  # which looks at the end of a file only
+    log.write_text("a,b\n1,2\n")
+    assert frames_done(log) is None

@@ -23,6 +23,7 @@ OURS = {
     "noise",
     "noise-normalized",
     "doorkey",
+    "larger-task",
     "betas",
     "betas-noveld",
     "candidates",

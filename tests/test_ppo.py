@@ -17,7 +17,10 @@ from deir.config import NetworkConfig, PPOConfig
 
 
 def naive_loss(logits, values, actions, old_log_probs, old_values, advantages, returns, config):
-    terms, value_terms, entropies = [], [], []
+    """The loss, and the figures that are logged of it."""
+    if config.advantage_norm == "minibatch":
+        advantages = (advantages - np.mean(advantages)) / (np.std(advantages, ddof=1) + 1e-8)
+    terms, value_terms, entropies, divergences, clippings = [], [], [], [], []
     for k in range(len(actions)):
         probabilities = np.exp(logits[k] - logits[k].max())
         probabilities /= probabilities.sum()
@@ -29,26 +32,39 @@ def naive_loss(logits, values, actions, old_log_probs, old_values, advantages, r
             value = old_values[k] + np.clip(value - old_values[k], -config.clip_range_value, config.clip_range_value)
         value_terms.append((value - returns[k]) ** 2)
         entropies.append(-(probabilities * np.log(probabilities)).sum())
-    return -np.mean(terms) + config.value_coef * np.mean(value_terms) - config.entropy_coef * np.mean(entropies)
+        divergences.append(ratio - 1 - np.log(ratio))
+        clippings.append(ratio != clipped)
+    figures = -np.mean(terms), np.mean(value_terms), np.mean(entropies), np.mean(divergences), np.mean(clippings)
+    loss = figures[0] + config.value_coef * figures[1] - config.entropy_coef * figures[2]
+    return loss, dict(zip(METRICS, figures, strict=True))
 
 
-@pytest.mark.parametrize("clip_value", [None, 0.1])
-def test_loss_equals_a_naive_computation(clip_value):
+@pytest.mark.parametrize("changes", [{}, {"clip_range_value": 0.1}, {"advantage_norm": "minibatch"}])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_loss_equals_a_naive_computation(changes, compiled):
+    """A product of one categorical distribution takes the plain way, which works on any device."""
     rng = np.random.default_rng(0)
-    config = replace(PPOConfig(), clip_range_value=clip_value)
+    config = replace(PPOConfig(), **changes)
     logits = rng.normal(size=(50, 5))
     actions = rng.integers(0, 5, 50)
     rest = [rng.normal(size=50) for _ in range(5)]
     values, old_log_probs, old_values, advantages, returns = rest
-    old_log_probs = -np.abs(old_log_probs) - 1
+    old_log_probs = np.log(0.2) + 0.6 * old_log_probs
     arguments = (logits, values, actions, old_log_probs, old_values, advantages, returns)
-    loss, _ = ppo_loss(*(torch.from_numpy(x) for x in arguments), config)
-    assert float(loss) == pytest.approx(naive_loss(*arguments, config))
+    given = [torch.from_numpy(x) for x in arguments]
+    if compiled:
+        loss, metrics = ppo_loss(*given, config)
+    else:
+        given[2] = given[2][:, None]
+        loss, metrics = ppo_loss(*given, config, MultiDiscreteActions([5]))
+    expected, figures = naive_loss(*arguments, config)
+    assert float(loss) == pytest.approx(expected)
+    assert {name: float(metric) for name, metric in metrics.items()} == pytest.approx(figures)
+    assert 0 < figures["clip_fraction"] < 1
 
 
 @pytest.mark.parametrize("changes", [{}, {"clip_range_value": 0.1}, {"advantage_norm": "minibatch"}])
-def test_the_compiled_loss_equals_the_plain_one_with_gradients_and_metrics(changes):
-    """A product of one categorical distribution takes the plain way, which works on any device."""
+def test_the_compiled_loss_has_the_gradients_of_the_plain_one(changes):
     config, generator = replace(PPOConfig(), entropy_coef=0.01, **changes), torch.Generator().manual_seed(0)
     outputs, (values, old_values, advantages, returns) = (
         torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((50, 5), (4, 50))

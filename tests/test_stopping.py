@@ -297,3 +297,16 @@ def test_ctrl_c_before_the_run_has_begun_says_so(tmp_path, monkeypatch, capsys):
         cli.main()
     assert end.value.code == 130
     assert capsys.readouterr().err == "\ninterrupted; the run had not begun\n"
+
+
+def test_ctrl_c_while_the_program_loads_is_no_traceback():
+    """Only what is small is loaded before it is caught."""
+    code = "import sys, deir.__main__; sys.exit(any(m in sys.modules for m in ('tyro', 'numpy', 'torch', 'rich')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    script = (
+        "import sys, deir.__main__\n\n\nclass Interrupts:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'deir.cli':\n            raise KeyboardInterrupt\n\n\n"
+        "sys.meta_path.insert(0, Interrupts())\ndeir.__main__.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

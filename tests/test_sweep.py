@@ -332,7 +332,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again_and_keeps_its_
     lost = read_rows(job.out / "progress.csv")
     printed = job.log.read_text()
     again = LocalEngine(1).start(job)
-    wait_for(lambda: len(read_rows(job.out / "progress.csv")) >= 1 and held(job.out))
+    wait_for(lambda: (job.out / "progress-1.csv").exists() and len(read_rows(job.out / "progress.csv")) >= 1)
     again.stop()
     wait_for(lambda: again.poll() is not None)
     assert read_rows(job.out / "progress-1.csv") == lost

@@ -116,7 +116,7 @@ def test_the_space_is_the_papers_candidates_lists_or_ranges():
     assert space["ppo.epochs"] == optuna.distributions.IntDistribution(1, 5, step=2)
     assert space["ppo.learning_rate"] == optuna.distributions.FloatDistribution(1e-5, 1e-3, log=True)
     assert plan.own_values() == {
-        "reward.beta": 0.01, "reward.momentum": 0.9, "ppo.epochs": 2, "ppo.learning_rate": 3e-4,
+        "reward.beta": 0.01, "reward.momentum": 0.9, "ppo.epochs": 2, "ppo.learning_rate": 5e-4,
     }  # fmt: skip
     (job,) = plan.jobs({"reward.beta": 0.05}, Path("x"))
     assert job.config.reward.beta == 0.05 and job.config.threads == 1 and job.out == Path("x/seed0")

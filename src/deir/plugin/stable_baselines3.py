@@ -32,6 +32,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from deir.config import Config, merge
 from deir.errors import UserError, invalid
+from deir.imports import check_trusted
 from deir.plugin.reward import Reward, make_reward, read_saved
 
 ENTRY = "deir_reward.safetensors"  # in the model's zip file, beside what Stable-Baselines3 writes
@@ -56,14 +57,21 @@ def add_reward(model: OnPolicyAlgorithm, method: str = "deir", **options: Any) -
     return reward
 
 
-def load(cls: type[Model], path: str | Path | io.BufferedIOBase, env: Any = None, **options: Any) -> Model:
-    """`cls.load(path, env, …)` with the reward that was saved with the model; its episodes begin anew."""
+def load(
+    cls: type[Model], path: str | Path | io.BufferedIOBase, env: Any = None, *, trust: bool = False, **options: Any
+) -> Model:
+    """`cls.load(path, env, …)` with the reward that was saved with the model; its episodes begin anew.
+
+    `trust`: whether a method that the file names as package.module:Class may be imported. SB3's own part of the file
+    may hold pickles, which run code whenever they are loaded.
+    """
     model = cls.load(path, env=env, **options)  # type: ignore[arg-type]
     _check(model)
     state = _read_entry(path)
     if model.env is None:
         return model  # for prediction only
     config = merge(merge(Config(), state["config"]), {"device": str(model.device)})
+    check_trusted(config.env.id, config.method, str(path), trust)
     if model.env.num_envs != config.env.n_envs:
         raise invalid(
             "env", f"{model.env.num_envs} environments", f"{config.env.n_envs}, which the reward was saved with"

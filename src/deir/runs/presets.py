@@ -140,17 +140,15 @@ OURS: dict[str, OurSuite] = {
         {
             "env.n_envs": 32,
             "ppo.rollout_steps": 64,
-            "ppo.epochs": 3,
-            "ppo.learning_rate": 1.5e-3,
-            "ppo.advantage_momentum": 0.5,
+            "ppo.learning_rate": 5e-4,
             "checkpoint.every": 40,  # as many frames as ten rollouts of Table A1
         },
         {
-            "deir": {"reward.beta": 1.5e-2, "reward.momentum": 0.5},
-            "noveld": {"reward.beta": 3e-2, "reward.momentum": 0.5},
+            "deir": {"reward.beta": 1e-2},
+            "noveld": {"reward.beta": 3e-2},
             "ngu": {"reward.beta": 1e-3},
-            "rnd": {"reward.beta": 3e-3, "reward.momentum": 0.5},
-            "icm": {"reward.beta": 1e-2, "reward.momentum": 0.5},
+            "rnd": {"reward.beta": 3e-3},
+            "icm": {"reward.beta": 1e-2},
         },
     ),
     "omfull-author": OurSuite(

@@ -26,6 +26,7 @@ FIRST_COLUMNS = (
 )
 TAIL = 1 << 15  # bytes that hold the last row of any progress.csv
 Row = dict[str, Any]
+LARGEST_COUNT = 2**63  # a number beyond it was not counted
 
 
 def read_rows(progress: Path) -> list[dict[str, str]]:
@@ -52,7 +53,7 @@ def last_row(progress: Path) -> dict[str, str] | None:
 def frames_done(progress: Path) -> int | None:
     """Frames of the last whole row."""
     row = last_row(progress)
-    return int(float(row["frames"])) if row else None
+    return int(float(row["frames"])) if row and row.get("frames") else None
 
 
 def _whole_lines(text: bytes) -> list[bytes]:
@@ -61,10 +62,15 @@ def _whole_lines(text: bytes) -> list[bytes]:
 
 def _row(header: bytes, line: bytes) -> dict[str, str] | None:
     """None if it cannot be a row: it must have a cell for each column, each a number or empty."""
-    names, cells = (next(csv.reader([text.decode(errors="replace")]), []) for text in (header, line))
+    try:
+        names, cells = (next(csv.reader([text.decode(errors="replace")]), []) for text in (header, line))
+    except csv.Error:  # such as a cell without end
+        return None
     if len(cells) != len(names) or not all(map(_is_number, cells)):
         return None
-    return dict(zip(names, cells, strict=True))
+    row = dict(zip(names, cells, strict=True))
+    counts = (float(row.get(name) or 0) for name in ("iteration", "frames"))
+    return row if all(0 <= count < LARGEST_COUNT for count in counts) else None
 
 
 def _is_number(text: str) -> bool:

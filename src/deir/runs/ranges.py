@@ -106,7 +106,7 @@ LARGEST: dict[str, int] = {
     "reward.deir.queue_size": 10**8,
     "reward.ngu.neighbours": 10_000,
     **dict.fromkeys(("network.features", "network.hidden", "network.mlp"), 8_192),
-    **dict.fromkeys(("reward.deir.features", "reward.deir.mlp", "reward.deir.hidden", "reward.rnd.mlp"), 8_192),
+    **dict.fromkeys(("reward.deir.features", "reward.deir.mlp", "reward.rnd.mlp"), 8_192),
     "checkpoint.max_queue_mb": 2**31,
 }
 """What is larger is a mistake of typing, and would take all memory before it is noticed."""

@@ -40,9 +40,10 @@ def damaged(content: bytes, luck: random.Random) -> bytes:
 
 def read_everything(path: Path, policies: list[object]) -> None:
     """The other commands, which only read: what they take must be what was written."""
-    if Job(configure(TINY), path).finished:
+    job = Job(configure(TINY), path)
+    if job.finished:
         raise Lost("a run that is not finished is called finished")
-    for read in (read_run, deir.load):
+    for read in (read_run, deir.load, lambda place: job.check()):
         try:
             found = read(path)
         except UserError as mistake:

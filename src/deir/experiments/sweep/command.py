@@ -13,7 +13,7 @@ from rich.table import Table
 from deir.config import Config
 from deir.errors import invalid
 from deir.experiments.report.curves import SWEEP
-from deir.experiments.sweep.engines import EngineName, LocalEngine, make_engine
+from deir.experiments.sweep.engines import EngineName, LocalEngine, check_engine, make_engine
 from deir.experiments.sweep.grid import Grid, read_grid
 from deir.experiments.sweep.jobs import Job, check_all
 from deir.experiments.sweep.launch import GRACE
@@ -69,6 +69,7 @@ def sweep(args: Sweep) -> int:
     if args.dry_run:
         print_plan(grid, jobs, args.jobs)
         return 0
+    check_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
     make_writable("out", out)
     engine = make_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
     try:

@@ -14,6 +14,7 @@ from deir.config import to_dict
 from deir.errors import UserError, invalid
 from deir.experiments.sweep.jobs import Job
 from deir.experiments.sweep.launch import GRACE, Order, launch, run_task
+from deir.runs.ranges import check_count
 
 EngineName = Literal["local", "ray"]
 INTERRUPTED = 130
@@ -73,8 +74,6 @@ class LocalEngine:
     """Processes of this machine, `jobs` at a time."""
 
     def __init__(self, jobs: int | None = None, grace: float = GRACE) -> None:
-        if jobs is not None and jobs < 1:
-            raise invalid("jobs", jobs, "a whole number above 0")
         self.jobs, self.grace = jobs or cores(), grace
 
     def start(self, job: Job) -> Handle:
@@ -95,19 +94,26 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_engine(
+def check_engine(
     name: EngineName, jobs: int | None, address: str | None, gpus: float | None, grace: float = GRACE
-) -> Engine:
+) -> None:
+    """Refuses options that no engine can be made with, before anything is."""
+    if jobs is not None:
+        check_count("jobs", jobs)
     if not 0 <= grace < float("inf"):
         raise invalid("grace", grace, "a number of seconds, 0 or more")
     if gpus is not None and not 0 <= gpus < 1000:
         raise invalid("gpus", gpus, "a number of GPUs, 0 or more")
-    if name == "ray":
-        return RayEngine(jobs, address, gpus, grace)
-    if address is not None or gpus is not None:
+    if name == "local" and (address is not None or gpus is not None):
         option = "address" if address is not None else "gpus"
         raise invalid(option, address if address is not None else gpus, "--engine ray with it")
-    return LocalEngine(jobs, grace)
+
+
+def make_engine(
+    name: EngineName, jobs: int | None, address: str | None, gpus: float | None, grace: float = GRACE
+) -> Engine:
+    check_engine(name, jobs, address, gpus, grace)
+    return RayEngine(jobs, address, gpus, grace) if name == "ray" else LocalEngine(jobs, grace)
 
 
 class RayHandle:
@@ -139,8 +145,6 @@ class RayEngine:
     """Tasks of Ray, which decides when and where they run. Paths must be the same on all machines."""
 
     def __init__(self, jobs: int | None, address: str | None, gpus: float | None, grace: float = GRACE) -> None:
-        if jobs is not None and jobs < 1:
-            raise invalid("jobs", jobs, "a whole number above 0")
         self.jobs, self.gpus, self.grace = jobs, gpus, grace
         self.ray = _connected(address)
         # the pool counts attempts; Ray would start a crashed task again without telling

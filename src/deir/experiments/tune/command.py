@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from deir.errors import UserError, invalid
-from deir.experiments.sweep.engines import Engine, EngineName, make_engine
+from deir.experiments.sweep.engines import Engine, EngineName, check_engine, make_engine
 from deir.experiments.sweep.jobs import Job, check_all
 from deir.experiments.sweep.launch import GRACE
 from deir.experiments.sweep.live_table import SweepBoard
@@ -117,6 +117,7 @@ def tune(args: Tune) -> int:
     _check_installed()
     plan = read_plan(args.file, args.engine == "local", args.trust)
     out = args.out or Path("runs") / plan.name
+    check_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
     make_writable("out", out)
     engine = make_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
     try:
@@ -210,7 +211,8 @@ def search(
 ) -> bool:  # fmt: skip
     """Whether it came to its end: all trials done, and not interrupted."""
     root = (out / "trials").resolve()
-    trials = interrupted_trials(study, plan, root)
+    with alone(storage, plan.name):  # one that another tuner is just beginning does not say yet whose it is
+        trials = interrupted_trials(study, plan, root)
     runs: list[Run] = [run for trial in trials for run in trial.runs]
     with stop_signals() as signals:
         try:
@@ -265,6 +267,9 @@ def interrupted_trials(study: optuna.Study, plan: Plan, root: Path) -> list[Judg
         place = root / f"{frozen.number:04d}"
         if frozen.state.name == "RUNNING" and frozen.user_attrs.get("runs", str(place)) == str(place):
             trial = optuna.Trial(study, frozen._trial_id)
+            trial.set_user_attr("runs", str(place))  # its tuner may have been killed before it could say so
+            for key, distribution in plan.space().items():
+                trial._suggest(key, distribution)  # or before it had all its values; what it has stays
             found.append(Judged(trial, plan, place, known=max(frozen.intermediate_values, default=0)))
     return found
 

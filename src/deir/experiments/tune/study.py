@@ -177,9 +177,12 @@ def _values(key: str, given: Any, config: Config) -> Any:
     known_keys(given, RANGE_KEYS, f"key of search.{key}")
     limits = {name: _number(given.get(name)) for name in ("low", "high", "step")}
     kinds = int if is_whole(key) else (int, float)
+    number = "a whole number" if is_whole(key) else "a number"
     for name in ("low", "high"):
         if not isinstance(limits[name], kinds) or isinstance(limits[name], bool):
-            raise invalid(f"search.{key}.{name}", given.get(name), "a whole number" if is_whole(key) else "a number")
+            raise invalid(f"search.{key}.{name}", given.get(name), number)
+    if limits["step"] is not None and (not isinstance(limits["step"], kinds) or not limits["step"] > 0):
+        raise invalid(f"search.{key}.step", given["step"], f"{number} above 0")
     log = bool(given.get("log", False))
     if not limits["low"] < limits["high"] or (log and limits["low"] <= 0) or (log and limits["step"] is not None):
         raise invalid(f"search.{key}", given, "low below high; with log: low above 0, and no step")
