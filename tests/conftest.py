@@ -1,9 +1,11 @@
 import os
+import signal
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under `nohup` inherits that hang-ups are ignored
 
 
 @pytest.fixture(autouse=True, scope="session")

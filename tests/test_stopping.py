@@ -291,7 +291,7 @@ def test_ctrl_c_before_the_run_has_begun_says_so(tmp_path, monkeypatch, capsys):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deir.runs.run.Trainer", interrupted)
+    monkeypatch.setattr("deir.runs.run.make_trainer", interrupted)
     monkeypatch.setattr(sys, "argv", ["deir", "train", "--out", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as end:
         cli.main()
