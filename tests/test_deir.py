@@ -7,15 +7,18 @@ import pytest
 import torch
 
 from builders import ACTIONS, SPACE, random_episodes
+from deir.algorithm.rewards.base import Context
 from deir.algorithm.rewards.deir import Deir
 from deir.config import Config, merge
+from deir.fast.ops import FastOps
 from deir.fast.tiles import CHUNK, TILE
 from reward_oracles import discriminator_loss
 
 
 def make(pairing: str = "eq4", **options) -> Deir:
     torch.manual_seed(3)
-    return Deir(SPACE, ACTIONS, merge(Config(), {"reward": {"deir": {"pairing": pairing, **options}}}))
+    config = merge(Config(), {"reward": {"deir": {"pairing": pairing, **options}}})
+    return Deir(Context(SPACE, ACTIONS, config, FastOps()))
 
 
 def test_queue_takes_everything_first_then_only_what_is_not_below_average():

@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from builders import ACTIONS, SPACE, random_episodes
+from deir.algorithm.rewards.base import Context
 from deir.algorithm.rewards.deir import Deir
 from deir.config import Config
 from deir.errors import UserError
@@ -24,6 +25,7 @@ from deir.experiments.paper.distances import (
     pooled,
     snapshot_iterations,
 )
+from deir.fast.ops import FastOps
 from deir.runs.options import parse
 
 
@@ -50,7 +52,7 @@ def naive_distances(model, rollouts, envs):
 @pytest.mark.parametrize("done_rate", [0.0, 0.2])
 def test_distances_equal_a_naive_loop_across_rollouts(done_rate, late_resets):
     torch.manual_seed(3)
-    model = Deir(SPACE, ACTIONS, Config()).eval()
+    model = Deir(Context(SPACE, ACTIONS, Config(), FastOps())).eval()
     rollouts = list(itertools.islice(random_episodes(6, 3, done_rate, seed=5, late_resets=late_resets), 3))
     state = model.initial_state(3)
     for rollout, expected in zip(rollouts, naive_distances(model, rollouts, 3), strict=True):

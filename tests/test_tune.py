@@ -15,7 +15,7 @@ from deir.errors import UserError
 from deir.experiments.sweep.grid import merged
 from deir.experiments.sweep.jobs import Job
 from deir.experiments.tune.command import make_pruner, make_sampler, open_study
-from deir.experiments.tune.study import Curve, make_plan, objective
+from deir.experiments.tune.study import TrialCurve, make_plan, objective
 from deir.runs import run
 from deir.runs.presets import CANDIDATES
 from test_sweep import OVERRIDES, wait_for
@@ -132,7 +132,7 @@ def test_objectives_against_their_definitions():
 def test_a_trials_curve_is_that_of_its_seeds_one_after_the_other(tmp_path):
     plan = plan_of(steps=256 * 3, seeds=[0, 1])
     jobs = plan.jobs({}, tmp_path)
-    curve = Curve(plan, jobs)
+    curve = TrialCurve(plan, jobs)
     assert curve.points() == [] and curve.value() is None
     write_curve(jobs[0], ["", 0.2])
     write_curve(jobs[1], [0.5])  # side by side: the second waits for the first
@@ -141,7 +141,7 @@ def test_a_trials_curve_is_that_of_its_seeds_one_after_the_other(tmp_path):
     assert curve.points() == [None, *map(pytest.approx, (0.2, 0.3, (0.3 + 0.5) / 2))]
     write_curve(jobs[1], [0.5, 0.6, 0.7])
     assert curve.points()[-1] == pytest.approx((0.3 + 0.6) / 2) == curve.value()
-    final = Curve(plan_of(steps=256 * 3, seeds=[0, 1], objective="final"), jobs)
+    final = TrialCurve(plan_of(steps=256 * 3, seeds=[0, 1], objective="final"), jobs)
     assert final.points() == [None, *map(pytest.approx, (0.2, 0.4, 0.45, 0.5, 0.55))]
 
 
@@ -150,7 +150,7 @@ def test_longer_iterations_are_reported_at_the_same_frames(tmp_path):
     plan = plan_of(steps=256 * 4)
     (job,) = plan.jobs({}, tmp_path)
     write_curve(job, [0.1, 0.3], interval=512)
-    assert Curve(plan, [job]).points() == [None, *map(pytest.approx, (0.1, 0.1, 0.2))]
+    assert TrialCurve(plan, [job]).points() == [None, *map(pytest.approx, (0.1, 0.1, 0.2))]
 
 
 def test_pruners_and_samplers():

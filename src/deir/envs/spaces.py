@@ -1,4 +1,4 @@
-"""Spaces of any kind as the house sees them: an observation is one array, an action a number or a vector.
+"""Spaces of any kind as the package sees them: an observation is one array, an action a number or a vector.
 
 Images come in height-width-channel order, in uint8 where that loses nothing; vectors in float32; what is counted
 (Discrete and its kin) as one-hot vectors. Several parts, such as the entries of a dictionary, are packed into one row
@@ -82,7 +82,7 @@ def packed_view(space: spaces.Space[Any]) -> tuple[int, ...] | None:
 
 class _Part(NamedTuple):
     path: Path
-    space: spaces.Box  # as the house sees it
+    space: spaces.Box  # as the package sees it
     convert: Convert
 
 

@@ -45,7 +45,7 @@ def plain_line(config: Config, row: Row) -> str:
 
 
 class Told(logging.Handler):
-    """What the house tells in passing, such as which encoder it chose, above the panel."""
+    """What the package tells in passing, such as which encoder it chose, above the panel."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())

@@ -44,7 +44,7 @@ class Point(NamedTuple):
     return_mean: float  # over the last 100 episodes
 
 
-class Curve(BaseCallback):
+class CurveRecorder(BaseCallback):
     """Notes the mean return after every rollout."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def train(env: str, variant: str, seed: int, frames: int, beta: float) -> list[P
     method = VARIANTS[variant]
     if method is not None:
         add_reward(model, method, beta=beta)
-    curve = Curve()
+    curve = CurveRecorder()
     model.learn(frames, callback=curve)
     envs.close()
     return [Point(variant, seed, *point) for point in curve.points]

@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
 }
 ALL = "start to middle"
 
-Sample = NDArray[np.float64]  # [P] distances
+DistanceSample = NDArray[np.float64]  # [P] distances
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Fit(NamedTuple):
     misfit: float  # Kolmogorov-Smirnov: the largest difference of the distribution functions
 
 
-def fit_exponential(distances: Sample) -> Fit:
+def fit_exponential(distances: DistanceSample) -> Fit:
     """λ = 1 / mean(d), and sup |F_n(d) - (1 - exp(-λ d))|."""
     ordered, count = np.sort(distances), len(distances)
     mean = float(ordered.mean())
@@ -101,13 +101,13 @@ def own_config(options: Distances) -> Config:
     return replace(config, reward=replace(config.reward, overlap=False))
 
 
-def gather(options: Distances) -> dict[int, Sample]:
+def gather(options: Distances) -> dict[int, DistanceSample]:
     """Trains the agent; frames before each snapshot -> its distances."""
     config = own_config(options)
     per_iteration = config.env.n_envs * config.ppo.rollout_steps
     wanted = snapshot_iterations(-(-config.steps // per_iteration), options.snapshots)
     generator = torch_generator(config.seed, "distances")
-    samples: dict[int, Sample] = {}
+    samples: dict[int, DistanceSample] = {}
 
     def listen(rollout: Rollout, stage: RewardModel) -> None:
         if trainer.iteration not in wanted:
@@ -137,7 +137,9 @@ def describe(fit: Fit) -> str:
     return f"{fit.pairs:,} pairs, mean distance {fit.mean:.3f}, zero {fit.zeros:.1%}, misfit {fit.misfit:.3f}"
 
 
-def histograms(samples: dict[str, Sample], bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+def histograms(
+    samples: dict[str, DistanceSample], bins: int
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Common edges [B+1] up to the 99th percentile of everything, and the density of each sample [B]."""
     top = float(np.percentile(np.concatenate(list(samples.values())), 99)) or 1.0
     edges = np.linspace(0, top, bins + 1)
@@ -145,7 +147,7 @@ def histograms(samples: dict[str, Sample], bins: int) -> tuple[NDArray[np.float6
     return edges, {label: count / (len(samples[label]) * np.diff(edges)) for label, count in counts.items()}
 
 
-def write_tables(samples: dict[str, Sample], bins: int, out: Path) -> None:
+def write_tables(samples: dict[str, DistanceSample], bins: int, out: Path) -> None:
     """distances.csv: a row for each snapshot and bar. fits.csv: a row for each snapshot."""
     edges, densities = histograms(samples, bins)
     fits = {label: fit_exponential(sample) for label, sample in samples.items()}
@@ -164,7 +166,7 @@ def write_tables(samples: dict[str, Sample], bins: int, out: Path) -> None:
             writer.writerow([label, *(f"{v:.6g}" if isinstance(v, float) else v for v in fit)])
 
 
-def pooled(samples: dict[int, Sample]) -> dict[str, Sample]:
+def pooled(samples: dict[int, DistanceSample]) -> dict[str, DistanceSample]:
     """The snapshots by their frames, and before them those of the first half in one, as in Figure A1."""
     middle = max(samples) / 2
     first_half = np.concatenate([sample for frames, sample in samples.items() if frames <= middle])

@@ -18,7 +18,7 @@ from deir.experiments.sweep.launch import GRACE
 from deir.experiments.sweep.live_table import SweepBoard
 from deir.experiments.sweep.scheduler import PAUSE, RETRIES, STALL, Run, advance, stop_all, stop_signals
 from deir.experiments.tune.lock import alone
-from deir.experiments.tune.study import Curve, Plan, figure, read_plan
+from deir.experiments.tune.study import Plan, TrialCurve, figure, read_plan
 from deir.files import make_writable, only_writer
 from deir.runs.ranges import check_count
 
@@ -62,7 +62,7 @@ class Judged:
         jobs = plan.jobs(trial.params, out)
         _check_own(trial, jobs)
         self.runs = [Run(job, "finished" if job.finished else "waiting") for job in jobs]
-        self.curve = Curve(plan, jobs)
+        self.curve = TrialCurve(plan, jobs)
         self.warmup = plan.warmup
         self.reported = known
         self.pruned = False

@@ -216,7 +216,7 @@ def _distribution(key: str, values: Any) -> BaseDistribution:
     return FloatDistribution(low, high, log=log, step=step)
 
 
-class Curve:
+class TrialCurve:
     """A trial's learning curve: those of its seeds, one after the other, so that it can be judged while it grows."""
 
     def __init__(self, plan: Plan, jobs: list[Job]) -> None:
