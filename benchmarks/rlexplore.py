@@ -1,4 +1,4 @@
-"""Time of one rollout's reward and of the model's update: our RND and NGU against RLeXplore's, in one run.
+"""Time of one rollout's reward and of the model's update: all eight rewards of RLeXplore against ours, in one run.
 
 rllte-core pins old packages, so it has an environment of its own, where only what its rewards need is installed:
 
@@ -8,11 +8,14 @@ rllte-core pins old packages, so it has an environment of its own, where only wh
     .rllte/bin/pip install --no-deps rllte-core==1.0.1
     PYTHONPATH=src .rllte/bin/python -W ignore benchmarks/rlexplore.py [--rollouts 7] [--threads 1] [--norm none]
 
-Equal are the rollouts, the width of embeddings (64), one epoch in mini-batches of 256, no running normalisation of
-observations. Each has the networks its package takes for such observations: for views ours are three 2x2 convolutions,
-theirs `espeholt`; for images both have the DQN's (our third kernel is larger); for vectors both have a small MLP. Ours
-have batch normalisation in every layer unless `--norm none` is given, theirs none. Of theirs the reward includes
-`watch`, which NGU needs at each step; their update is timed within `compute`, where it is called.
+Every rollout is timed with ours and then with theirs, so that both see the same machine. Equal are the rollouts, the
+width of embeddings (64), one epoch in mini-batches of 256, no running normalisation of observations. Each has the
+networks its package takes for such observations: for views ours are three 2x2 convolutions, theirs `espeholt`; for
+images both have the DQN's (our third kernel is larger); for vectors both have a small MLP. Ours have batch norms in
+every layer unless `--norm none` is given, theirs none. Of theirs the reward includes `watch`, which episodic rewards
+need at each step; their update is timed within `compute`, where it is called. Not equal by their design: with each
+mini-batch their Disagreement trains one model of the ensemble, ours all five; their RIDE counts by NGU's kernel, ours
+exactly; their RE3 compares with a storage of 1,000 steps, ours with the rollout.
 """
 
 from __future__ import annotations
@@ -34,6 +37,16 @@ WIDTH, BATCH = 64, 256
 SHAPES = {"views": (256, 16, (7, 7, 3)), "vectors": (256, 16, (8,)), "images": (128, 8, (84, 84, 4))}
 ENCODERS = {"views": "espeholt", "vectors": "mnih", "images": "mnih"}
 ACTIONS = spaces.Discrete(7)
+THEIRS: dict[str, tuple[str, dict[str, Any]]] = {  # our name -> theirs, and what makes it alike
+    "icm": ("ICM", {}),
+    "rnd": ("RND", {}),
+    "disagreement": ("Disagreement", {"ensemble_size": 5}),
+    "ngu": ("NGU", {}),
+    "pseudo-counts": ("PseudoCounts", {}),
+    "ride": ("RIDE", {}),
+    "re3": ("RE3", {"k": 3}),
+    "e3b": ("E3B", {}),
+}
 
 
 def space_of(kind: str) -> spaces.Box:
@@ -64,45 +77,50 @@ def rollouts(kind: str, count: int) -> list[dict[str, Any]]:
     return made
 
 
-def ours(method: str, kind: str, data: list[dict[str, Any]], norm: str) -> list[tuple[float, float]]:
-    """Seconds of the reward and of the update, rollout by rollout."""
-    reward = deir.make_reward(
-        method, space_of(kind), ACTIONS, SHAPES[kind][1],
-        epochs=1, minibatch_size=BATCH, network={"features": WIDTH, "norm": norm},
-    )  # fmt: skip
-    times = []
-    for rollout in data:
+class Ours:
+    def __init__(self, method: str, kind: str, norm: str) -> None:
+        self.reward = deir.make_reward(
+            method, space_of(kind), ACTIONS, SHAPES[kind][1],
+            epochs=1, minibatch_size=BATCH, network={"features": WIDTH, "norm": norm},
+        )  # fmt: skip
+
+    def __call__(self, rollout: dict[str, Any]) -> tuple[float, float]:
+        """Seconds of the reward and of the update."""
         ended = rollout["ended"]
         begin = time.perf_counter()
-        reward.compute(rollout["observations"], rollout["actions"], ended, np.zeros_like(ended))
+        self.reward.compute(rollout["observations"], rollout["actions"], ended, np.zeros_like(ended))
         middle = time.perf_counter()
-        reward.update()
-        times.append((middle - begin, time.perf_counter() - middle))
-    return times
+        self.reward.update()
+        return middle - begin, time.perf_counter() - middle
 
 
-def theirs(method: str, kind: str, data: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    from rllte.xplore.reward import NGU, RND
+class Theirs:
+    def __init__(self, method: str, kind: str) -> None:
+        import rllte.xplore.reward as rewards
 
-    n_envs, space = SHAPES[kind][1], space_of(kind)
-    if len(space.shape) == 3:
-        space = spaces.Box(0, 255, (space.shape[2], *space.shape[:2]), np.uint8)
-    envs = SimpleNamespace(observation_space=space, action_space=ACTIONS, unwrapped=SimpleNamespace(num_envs=n_envs))
-    module = {"rnd": RND, "ngu": NGU}[method](
-        envs, latent_dim=WIDTH, batch_size=BATCH, obs_norm_type="none", encoder_model=ENCODERS[kind]
-    )
-    if method == "ngu":
-        module.mrs = 5.0  # version 1.0.1 reads this bound without having set it
-    updating = Stopwatch(module.rewards if method == "ngu" else [module])
-    times = []
-    for rollout in data:
-        samples = as_samples(rollout, kind)
-        updating.seconds, begin = 0.0, time.perf_counter()
+        n_envs, space = SHAPES[kind][1], space_of(kind)
+        if len(space.shape) == 3:
+            space = spaces.Box(0, 255, (space.shape[2], *space.shape[:2]), np.uint8)
+        envs = SimpleNamespace(
+            observation_space=space, action_space=ACTIONS, unwrapped=SimpleNamespace(num_envs=n_envs)
+        )
+        name, own = THEIRS[method]
+        batches = {} if method == "re3" else {"batch_size": BATCH}
+        self.kind = kind
+        self.module = getattr(rewards, name)(
+            envs, latent_dim=WIDTH, obs_norm_type="none", encoder_model=ENCODERS[kind], **batches, **own
+        )
+        if method == "ngu":
+            self.module.mrs = 5.0  # version 1.0.1 reads this bound without having set it
+        self.updating = Stopwatch(self.module.rewards if method == "ngu" else [self.module])
+
+    def __call__(self, rollout: dict[str, Any]) -> tuple[float, float]:
+        samples = as_samples(rollout, self.kind)
+        self.updating.seconds, begin = 0.0, time.perf_counter()
         for t in range(len(rollout["actions"])):
-            module.watch(*(samples[name][t] for name in samples))
-        module.compute(samples)
-        times.append((time.perf_counter() - begin - updating.seconds, updating.seconds))
-    return times
+            self.module.watch(*(samples[name][t] for name in samples))
+        self.module.compute(samples)
+        return time.perf_counter() - begin - self.updating.seconds, self.updating.seconds
 
 
 class Stopwatch:
@@ -149,6 +167,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--norm", default="batch", choices=["batch", "layer", "none"], help="of our networks")
     parser.add_argument("--kinds", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--methods", nargs="*", default=list(THEIRS), choices=list(THEIRS))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(
@@ -157,13 +176,15 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for kind in options.kinds:
         data = rollouts(kind, options.rollouts + 1)
-        for method in ("rnd", "ngu"):
-            reward, update = medians(ours(method, kind, data, options.norm))
-            their_reward, their_update = medians(theirs(method, kind, data))
+        for method in options.methods:
+            our_way, their_way = Ours(method, kind, options.norm), Theirs(method, kind)
+            times = [(our_way(rollout), their_way(rollout)) for rollout in data]
+            reward, update = medians([ours for ours, _ in times])
+            their_reward, their_update = medians([theirs for _, theirs in times])
             ratio = (their_reward + their_update) / (reward + update)
             steps, n_envs, shape = SHAPES[kind]
             print(
-                f"| {kind} {'x'.join(map(str, shape))} | {steps} x {n_envs} | {method.upper()} | {reward:.1f} "
+                f"| {kind} {'x'.join(map(str, shape))} | {steps} x {n_envs} | {THEIRS[method][0]} | {reward:.1f} "
                 f"| {their_reward:.1f} | {update:.1f} | {their_update:.1f} | {ratio:.1f}x |",
                 flush=True,
             )

@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributions import Categorical
 
 import deir
+from deir.config import parse_count
 
-frames, steps, n_envs, gamma, lam = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000, 64, 8, 0.99, 0.95
+frames, steps, n_envs, gamma, lam = parse_count(sys.argv[1] if len(sys.argv) > 1 else "100k"), 64, 8, 0.99, 0.95
 torch.manual_seed(0)
 envs = gym.make_vec("MountainCar-v0", n_envs, vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP})
 space, actions_space = envs.single_observation_space, envs.single_action_space

@@ -171,9 +171,134 @@ class NaiveNgu(NaiveLifelong):
         return episodic * (self.factor(then) if self.model.rnd is not None else 1)
 
 
+class NaivePseudoCounts(NaiveNgu):
+    def transition(self, t, n, now, then):
+        normalized = [max(d / self.mean - 0.008, torch.tensor(0.0)) for d in self.distances[n]]
+        return (sum(1e-3 / (d + 1e-3) for d in normalized) + 1e-3) ** -0.5
+
+
+class NaiveEtd(Naive):
+    def transition(self, t, n, now, then):
+        self.seen[n].append(self.embed(now))
+        return min(temporal_distance(obs, self.embed(then)) for obs in self.seen[n])
+
+
+class NaiveE3b(Naive):
+    """The covariance of the episode, inverted anew at every step."""
+
+    def transition(self, t, n, now, then):
+        self.seen[n].append(self.embed(now).double())
+        covariance = 0.1 * torch.eye(self.model.width, dtype=torch.float64)
+        for obs in self.seen[n]:
+            covariance += torch.outer(obs, obs)
+        query = self.embed(then).double()
+        return query @ torch.linalg.inv(covariance) @ query
+
+
+class NaiveRide(Naive):
+    def transition(self, t, n, now, then):
+        self.seen[n].append(now.numpy().tobytes())
+        visits = self.seen[n].count(then.numpy().tobytes()) + 1
+        return (self.embed(then) - self.embed(now)).norm() / visits**0.5
+
+
+class NaiveRe3(Naive):
+    """Distances to every other genuine next observation of the rollout, sorted."""
+
+    def before(self, rollout):
+        views = rollout.table.distinct
+        self.others = {
+            (t, n): self.embed(views[rollout.next_ids[t, n]]).double() for t, n in rollout.valid.nonzero().tolist()
+        }
+
+    def transition(self, t, n, now, then):
+        if (t, n) not in self.others:
+            return 0.0
+        own = self.others[t, n]
+        distances = sorted((own - other).norm() for place, other in self.others.items() if place != (t, n))
+        nearest = distances[: self.model.neighbours]
+        return (1 + nearest[-1]).log() if nearest else 0.0
+
+
+class NaiveDisagreement(Naive):
+    seen_so_far = ()
+
+    def before(self, rollout):
+        """Moments of every genuine next observation so far; the loss of this iteration reads them too."""
+        if self.model.inverse_model is not None:
+            return
+        views = rollout.table.distinct[rollout.next_ids[rollout.valid]]
+        self.seen_so_far = [*self.seen_so_far, *(self.embed(view) for view in views)]
+        everything = torch.stack(self.seen_so_far).double()
+        self.model.scale.mean.copy_(everything.mean(0))
+        self.model.scale.variance.copy_(everything.var(0, correction=0))
+        self.model.scale.count.fill_(len(everything))
+
+    def transition(self, t, n, now, then):
+        action = self.model.actions.vector(self.rollout.actions[t, n])
+        seen = self.embed(now) if self.model.inverse_model is not None else scaled(self.model, self.embed(now))
+        read = torch.cat([seen, action])[None]
+        guesses = [through(model.head, read)[0] for model in self.model.models]
+        mean = sum(guesses) / len(guesses)
+        return (sum((guess - mean).square() for guess in guesses) / len(guesses)).mean()
+
+
+def scaled(model, embeddings):
+    """Random features in deviations from their mean."""
+    return ((embeddings - model.scale.mean) / (model.scale.variance + 1e-8).sqrt()).clamp(-10, 10)
+
+
+def temporal_distance(x, y):
+    """The most that a feature of the first half falls from x to y, and how far apart the second halves are."""
+    half = len(x) // 2
+    falls = [float(x[k] - y[k]) for k in range(half)]
+    return max([*falls, 0.0]) + float((x[half:] - y[half:]).square().sum()) ** 0.5
+
+
 class NaiveDeirRnd(NaiveLifelong, NaiveEpisodicDistance):
     def transition(self, t, n, now, then):
         return NaiveEpisodicDistance.transition(self, t, n, now, then) * self.factor(then)
+
+
+class NaiveDeirVisits(NaiveEpisodicDistance):
+    """Two passes over a rollout: how much each part pays in the mean is known only at its end."""
+
+    def __init__(self, model, envs):
+        super().__init__(model, envs)
+        self.visited, self.arrivals, self.means = [[] for _ in range(envs)], Counter(), {}
+
+    def follow(self, name, paid):
+        if paid:
+            new = sum(paid) / len(paid)
+            self.means[name] = new if name not in self.means else 0.9 * self.means[name] + 0.1 * new
+        return self.means.get(name, 0.0)
+
+    def rewards(self, rollout):
+        novelty = super().rewards(rollout)
+        views, next_ids, (steps, envs) = rollout.table.distinct, rollout.next_ids, rollout.shape
+        name = [view.numpy().tobytes() for view in views]
+        arrived = [name[next_ids[t, n]] for t, n in rollout.valid.nonzero().tolist()]
+        repeating = 1 - len(set(arrived)) / len(arrived)
+        if repeating > 0:
+            self.arrivals.update(arrived)
+        gains = {}  # of the first visits
+        for t in range(steps):
+            for n in range(envs):
+                now, then = name[rollout.ids[t, n]], name[next_ids[t, n]]
+                if rollout.starts[t, n]:
+                    self.visited[n] = []
+                self.visited[n].append(now)
+                if rollout.valid[t, n] and then not in self.visited[n]:
+                    rarity = [max(self.arrivals[key], 1) ** -0.5 for key in (then, now)]
+                    gains[t, n] = max(rarity[0] - 0.5 * rarity[1], 0.0)
+        unit = self.follow("novelty", [float(novelty[place]) for place in gains])
+        if repeating == 0:
+            return novelty
+        scale = unit / (self.follow("gain", list(gains.values())) or 1.0)
+        for t in range(steps):
+            for n in range(envs):
+                novelty[t, n] = (1 - repeating) * novelty[t, n] + repeating * scale * gains.get((t, n), 0.0)
+        return novelty
 
 
 class NaiveCount(Naive):
@@ -197,11 +322,18 @@ ORACLES = {
     "deir-inverse": NaiveEpisodicDistance,
     "deir-forward": NaiveEpisodicDistance,
     "deir+rnd": NaiveDeirRnd,
+    "deir+visits": NaiveDeirVisits,
     "icm": NaiveIcm,
     "rnd": NaiveRnd,
     "noveld": NaiveNoveld,
     "ngu": NaiveNgu,
     "count": NaiveCount,
+    "etd": NaiveEtd,
+    "e3b": NaiveE3b,
+    "ride": NaiveRide,
+    "re3": NaiveRe3,
+    "disagreement": NaiveDisagreement,
+    "pseudo-counts": NaivePseudoCounts,
     "none": Naive,
 }
 
@@ -245,12 +377,17 @@ def rnd_loss(model, read, target_read):
     return loss, {"rnd_loss": loss}
 
 
-def discriminator_loss(model, memories, now, then, fakes, actions):
-    """Section 3.3. A fake that equals the true next observation does not count."""
+def discriminator_logits(model, memories, now, then, fakes, actions) -> tuple[Tensor, Tensor]:
+    """Of the true next observations and of the fakes. [B] each"""
     traj, *followers = trajectories(model, memories, now, then, fakes)
     taken = model.actions.vector(actions)
     rows = torch.cat([torch.cat([traj, follower, taken], 1) for follower in followers])
-    true, fake = through(model.discriminator, rows)[:, 0].chunk(2)
+    return through(model.discriminator, rows)[:, 0].chunk(2)
+
+
+def discriminator_loss(model, memories, now, then, fakes, actions):
+    """Section 3.3. A fake that equals the true next observation does not count."""
+    true, fake = discriminator_logits(model, memories, now, then, fakes, actions)
     differs = (then.flatten(1) != fakes.flatten(1)).any(1)
     halves = [
         F.binary_cross_entropy_with_logits(true, torch.ones_like(true)),
@@ -258,6 +395,40 @@ def discriminator_loss(model, memories, now, then, fakes, actions):
     ]
     accuracy = ((true > 0).float().mean() + (fake[differs] < 0).float().mean()) / 2
     return sum(halves) / 2, {"discriminator_accuracy": accuracy, "fake_valid_rate": differs.float().mean()}
+
+
+def etd_loss(model, now, later):
+    """InfoNCE both ways, pair by pair."""
+    x, y = embed(model.encoder, torch.cat([now, later])).chunk(2)
+    half, potentials = x.shape[1] // 2, through(model.potential, y)[:, 0]
+    rows = []
+    for one in x:
+        changes = one - y  # [B, F]
+        rows.append(changes[:, :half].relu().amax(1) + changes[:, half:].square().sum(1).clamp(min=1e-12).sqrt())
+    distances = torch.stack(rows)
+    logits = potentials - distances
+    own = torch.arange(len(x))
+    by_x = -(logits.diagonal() - logits.logsumexp(1)).mean()
+    by_y = -(logits.diagonal() - logits.logsumexp(0)).mean()
+    accuracy = (logits.argmax(1) == own).float().mean()
+    return (by_x + by_y) / 2, {"contrastive_accuracy": accuracy, "pair_distance": distances.diagonal().mean()}
+
+
+def disagreement_loss(model, now, then, actions, draws):
+    taken = model.actions.vector(actions)
+    loss, metrics = torch.zeros(()), {}
+    if model.inverse_model is None:
+        model.encoder.eval()
+        with torch.no_grad():
+            now, then = (scaled(model, embed(model.encoder, views)) for views in (now, then))
+    else:
+        now, then = embed(model.encoder, torch.cat([now, then])).chunk(2)
+        loss, metrics = inverse_loss(model, now, then, actions)
+    errors = []
+    for forward_model, rows in zip(model.models, draws, strict=True):
+        guess = through(forward_model.head, torch.cat([now.detach()[rows], taken[rows]], 1))
+        errors.append((0.5 * (guess - then.detach()[rows]).square().sum(1)).mean())
+    return loss + sum(errors), {**metrics, "forward_loss": sum(errors) / len(errors)}
 
 
 def icm_loss(model, memories, now, then, actions):

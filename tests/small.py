@@ -8,7 +8,7 @@ SMALL: dict[str, Any] = {
     "ppo": {"rollout_steps": 32, "minibatch_size": 64, "epochs": 1},
     "reward": {"minibatch_size": 64, "epochs": 1},
     "threads": 1,
-    "tensorboard": False,
+    "loggers": "csv",
 }
 """128 frames an iteration."""
 

@@ -11,6 +11,15 @@ from deir.runs.evaluate import evaluate
 from small import small
 
 
+def test_the_package_tells_its_version_and_its_names():
+    from importlib.metadata import version
+
+    assert deir.__version__ == version("deir")
+    assert {"train", "load", "make_reward", "register_reward", "__version__", "__doc__"} <= set(dir(deir))
+    assert all(hasattr(deir, name) for name in dir(deir))
+    assert "importlib" not in dir(deir)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     return deir.train(steps=256, out=tmp_path_factory.mktemp("api") / "run", **small())

@@ -1,11 +1,17 @@
 """The benchmark's arithmetic."""
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from deir.errors import UserError
-from deir.experiments.bench import command as bench
-from deir.experiments.bench.command import _with_efficiency, measure, parse_pair, parse_settings, plain_mflop_per_frame
+from deir.experiments.bench import measuring as bench
+from deir.experiments.bench import scaling
+from deir.experiments.bench.command import _with_efficiency, parse_pair, parse_settings
+from deir.experiments.bench.measuring import measure, plain_mflop_per_frame
 from deir.runs.run import configure
+
+VIEWS, ACTIONS = spaces.Box(0, 255, (7, 7, 3), np.uint8), spaces.Discrete(7)
 
 
 def test_plain_arithmetic_is_that_of_the_layer_shapes():
@@ -15,10 +21,12 @@ def test_plain_arithmetic_is_that_of_the_layer_shapes():
     heads = 2 * (64 * 128 + 128 * 7 + 64 * 128 + 128)
     forward = convolutions + linear + gru + heads
     # acting once, then four epochs forward and twice backward
-    assert plain_mflop_per_frame(configure({"method": "none"})) == pytest.approx((1 + 3 * 4) * forward / 1e6)
+    assert plain_mflop_per_frame(configure({"method": "none"}), VIEWS, ACTIONS) == pytest.approx(
+        (1 + 3 * 4) * forward / 1e6
+    )
     discriminator = 2 * 2 * (135 * 128 + 128 * 128 + 128)  # true and fake
     loss = 3 * (convolutions + linear + gru / 2) + 2 * gru / 2 + discriminator
-    model = plain_mflop_per_frame(configure({})) - (1 + 3 * 4) * forward / 1e6
+    model = plain_mflop_per_frame(configure({}), VIEWS, ACTIONS) - (1 + 3 * 4) * forward / 1e6
     assert model == pytest.approx(3 * 4 * loss / 1e6, rel=0.06)  # and the reward: one pass over each observation
 
 
@@ -34,6 +42,21 @@ def test_one_pair_is_measured_and_its_efficiency_follows(monkeypatch):
     assert {"env", "method", "fps", "phases", "memory_mb", "mflop_per_frame", "peak_gflops"} <= figures.keys()
     expected = figures["fps"] * figures["mflop_per_frame"] * 1e6 / (figures["peak_gflops"] * 1e9)
     assert figures["efficiency"] == pytest.approx(expected)
+
+
+def test_what_a_second_core_gives():
+    assert scaling.with_one_thread({"method": "none"}, 2) == {"method": "none", "threads": 1}
+    assert scaling.with_one_thread({"method": "none"}, 1) is None
+    assert scaling.with_one_thread({"threads": 1}, 2) is None
+    results = [
+        {"kind": "pair", "fps": 300.0},
+        {"kind": "one thread", "fps": 200.0},
+        {"kind": "pair", "fps": 500.0},
+        {"kind": "peer", "fps": 100.0},
+    ]
+    assert scaling.ratios(results) == [(results[0], 200.0, 300.0)]
+    (line,) = scaling.lines(results, 2, ["a", "b", "c", "d"])
+    assert line.split() == ["a:", "200", "frames/s", "with", "one", "thread,", "300", "with", "2:", "1.50", "times"]
 
 
 def test_pairs():

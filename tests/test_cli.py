@@ -2,12 +2,18 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from deir.cli import COMMON, main
+from deir.cli.reference import reference
+from deir.config import Config, EnvConfig, flatten, to_dict
+from deir.errors import UserError
+from deir.runs.display import Display, plain_line
 from small import WORDS
 
 
@@ -88,7 +94,107 @@ def test_unknown_command_and_version_and_help(tmp_path):
     assert "train" in deir("tran", cwd=tmp_path, check=False).stderr
     assert deir("--version", cwd=tmp_path).stdout.startswith("deir ")
     assert "deir train" in deir(cwd=tmp_path).stdout
-    assert "--env.invisible-obstacles" in deir("train", "--help", cwd=tmp_path).stdout
+    short, whole = (deir("train", word, cwd=tmp_path).stdout for word in ("--help", "--help-all"))
+    assert len(short.splitlines()) < 45 and "--target-return X" in short and "--help-all" in short
+    assert "--env.invisible-obstacles" in whole and "--env.invisible-obstacles" not in short
+    assert all(len(line) <= 80 for line in short.splitlines())
+    said = int(re.search(r"(\d+) more options", short)[1])
+    listed = reference().split("## What the presets")[0].split("Of `deir evaluate RUN`")[0]
+    assert said + len(COMMON) == len(re.findall(r"^\| `", listed, re.M))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "list", "sweep", "tune", "report", "probe", "distances", "bench"])
+def test_every_command_has_both_kinds_of_help(command, monkeypatch, capsys):
+    for word in ("--help", "--help-all"):
+        monkeypatch.setattr(sys, "argv", ["deir", command, word])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        assert f"deir {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["", "--help", "--version", "list envs", "list loggers", "train -h"])
+def test_answers_that_need_no_training_do_not_load_pytorch(words):
+    code = (
+        "import sys; from deir.__main__ import main; sys.argv = ['deir', *sys.argv[1:]]\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'matplotlib', 'numba', 'tensorboard'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("train --stepz 2k", "option: unknown name '--stepz'. Did you mean '--steps'?"),
+        ("train --env.nois=1", "option: unknown name '--env.nois'. Did you mean '--env.noise'?"),
+        ("train --steps abc", "steps: got 'abc', expected a number of frames such as 200000, 200k or 2M"),
+        ("train --seed x", "seed: got 'x', expected a whole number"),
+        ("train --target-return high", "target-return: got 'high', expected none or FLOAT"),
+        ("train --ppo.gamma x", "ppo.gamma: got 'x', expected a number"),
+        ("train --steps", "Missing value for argument '--steps'"),
+        ("list env", "what: unknown name 'env'. Did you mean 'envs'? (expected one of: envs, "),
+        ("evaluate runs/a b", "option: got 'b', expected an option of `deir evaluate --help-all`"),
+        ("report runs", "Missing from deir report: --out PATH"),
+        ("evaluate zoo:DoorKey-8x9", "zoo: unknown name 'DoorKey-8x9'. Did you mean 'DoorKey-8x8'?"),
+    ],
+)
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_a_mistyped_word_is_told_in_one_line(words, told, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "argv", ["deir", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 2 and not shown.out
+    assert shown.err.startswith(f"error: {told}") and shown.err.count("\n") == 1
+
+
+def test_an_empty_zoo_says_so(monkeypatch, capsys):
+    from deir.runs import zoo
+    from deir.runs.listing import print_zoo
+
+    monkeypatch.setattr(zoo, "names", lambda home=None: [])
+    print_zoo()
+    assert capsys.readouterr().out == f"{zoo.EMPTY}\n"
+    with pytest.raises(UserError, match="zoo: got 'DoorKey-8x8', but this copy"):
+        zoo.read("DoorKey-8x8")
+
+
+def test_words_to_type_are_never_broken_in_lists(monkeypatch, capsys):
+    from deir.runs.listing import print_envs, print_methods, print_presets
+
+    monkeypatch.setenv("COLUMNS", "80")
+    print_presets()
+    shown = capsys.readouterr().out
+    flags = {f"--{name}".replace("_", "-") for name in flatten(to_dict(Config()))}
+    assert set(re.findall(r"--[a-z][\w.-]*", shown)) <= flags
+    assert len(re.findall(r"\bminigrid +┃", shown)) == 2  # the heads of Table A1's columns
+    assert max(map(len, shown.splitlines())) <= 80
+    print_envs()
+    print_methods()
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"{re.escape(name)}\s", shown) for name in ("ObstructedMaze-Full", "deir-no-rnn-no-mi"))
+
+
+def test_hints_quote_paths_that_need_it(tmp_path):
+    out = deir("train", *WORDS, "--out", "my run", cwd=tmp_path).stdout
+    assert "deir evaluate 'my run' --video film.mp4" in out and "tensorboard --logdir 'my run'" in out
+    assert "deir replay 'my run'" in out
+
+
+def test_the_line_of_an_iteration_says_what_its_mean_is_of():
+    row = {"frames": 128, "fps": 10.0, "return_mean": 0.5, "success_rate": 1.0, "intrinsic_reward_mean": 0.1,
+           "entropy": 1.0, "episodes": 7}  # fmt: skip
+    told = plain_line(Config(), row)
+    assert "return 0.500 (of 7 episodes)  success 100%" in told
+    assert "(of 100 episodes)" in plain_line(Config(), row | {"episodes": 2500})
+    assert "(of 1 episode)" in plain_line(Config(), row | {"episodes": 1})
+    assert "success" not in plain_line(Config(env=EnvConfig("CartPole-v1")), row)
+    grid = Display("x", plain=True)._figures(Config(env=EnvConfig("CartPole-v1")), row)
+    cells = [cell for column in grid.columns for cell in column._cells]
+    assert "return of 7 episodes" in cells and "success" not in cells
 
 
 def test_lists(tmp_path):

@@ -1,18 +1,22 @@
 """What only DEIR has: its queue, its batches with fakes, its discriminator, long episodes."""
 
 import copy
+import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from builders import ACTIONS, SPACE, random_episodes
+from deir.algorithm.rewards import reward_class
 from deir.algorithm.rewards.base import Context
 from deir.algorithm.rewards.deir import Deir
 from deir.config import Config, merge
 from deir.fast.ops import FastOps
 from deir.fast.tiles import CHUNK, TILE
-from reward_oracles import discriminator_loss
+from reward_oracles import discriminator_logits, discriminator_loss
 
 
 def make(pairing: str = "eq4", **options) -> Deir:
@@ -122,3 +126,67 @@ def test_a_five_thousand_step_episode_is_computed_in_bounded_memory(monkeypatch)
     assert int(state.history.lengths.max()) == 5000
     assert rewards.isfinite().all()
     assert max(sizes) <= CHUNK * TILE * 8
+
+
+def ready(**options):
+    """A model and a batch of it."""
+    model = make(**options)
+    rollout = next(random_episodes(30, 4, 0.2, seed=4, kinds=4))
+    rewards, state = model.compute(rollout, model.initial_state(4))
+    model.remember(rollout, rewards, 0.0)
+    return model, next(iter(model.batches(rollout, state, 1, 60, torch.Generator().manual_seed(0))))
+
+
+def test_the_queue_begins_with_the_first_observations_and_takes_what_is_just_average():
+    model, rollout = make(queue_size=1000), next(random_episodes(10, 2, 0.2, seed=3))
+    rewards = torch.full((10, 2), 0.25)
+    rewards[4, 1] = 0.5
+    model.remember(rollout, rewards, 0.5)
+    held = model.queue.storage[: len(model.queue)]
+    names = [*rollout.ids[0], rollout.next_ids[4, 1]]
+    assert torch.equal(held, rollout.table.distinct[torch.stack(names)])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_fakes_that_differ_are_counted_even_if_there_are_few_or_none(count):
+    model, batch = ready()
+    differs = torch.arange(len(batch.actions)) < count
+    twin = copy.deepcopy(model)
+    loss, metrics = model.loss(dataclasses.replace(batch, fake_differs=differs))
+    views = (rows.gather() for rows in (batch.observations, batch.next_observations, batch.fakes))
+    true, fake = discriminator_logits(twin, batch.hidden, *views, batch.actions)
+    of_fakes = sum(F.softplus(logit) for logit in fake[:count]) / max(1, count)
+    right = sum(float(logit < 0) for logit in fake[:count]) / max(1, count)
+    torch.testing.assert_close(loss, 0.5 * (F.softplus(-true).mean() + of_fakes), rtol=1e-4, atol=1e-5)
+    accuracy = 0.5 * ((true > 0).float().mean() + right)
+    torch.testing.assert_close(metrics["discriminator_accuracy"], accuracy)
+    assert metrics["fake_valid_rate"] == pytest.approx(count / len(batch.actions))
+
+
+def test_a_discriminator_that_cannot_tell_is_never_right():
+    model, batch = ready()
+    for parameter in model.discriminator[-1].parameters():
+        torch.nn.init.zeros_(parameter)
+    loss, metrics = model.loss(batch)
+    assert metrics["discriminator_accuracy"] == 0
+    assert float(loss) == pytest.approx(math.log(2))
+    assert model.discriminator[-1].out_features == 1
+
+
+def test_a_checkpoint_holds_the_queue_up_to_the_size_that_was_asked_for():
+    for size, held in ((7133, True), (7134, False)):  # of 147 bytes each, in a megabyte
+        model, _ = ready(queue_size=size)
+        assert model.max_queue_bytes == 256 * 2**20
+        model.max_queue_bytes = 2**20
+        assert (model.extra_state()["queue"] is not None) == held
+    model.max_queue_bytes = model.queue.nbytes
+    assert model.extra_state()["queue"] is not None
+
+
+def test_which_agents_of_figure_6_weigh_by_trajectories():
+    found = {name: reward_class(name).mutual_information for name in ("deir", "deir-inverse", "deir-forward")}
+    assert all(found.values())
+    assert not any(reward_class(name).mutual_information for name in ("deir-no-mi", "deir-no-rnn-no-mi"))
+    model = make()
+    rewards, _ = model.compute(next(random_episodes(5, 2, 0.2, seed=3)), model.initial_state(2))
+    assert not rewards.requires_grad

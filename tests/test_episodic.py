@@ -4,7 +4,14 @@ import pytest
 import torch
 
 import deir.fast.threads
-from deir.algorithm.episodic import episode_first_positions, episodic_min_ratio, episodic_nearest, repeats_in_episode
+from deir.algorithm.episodic import (
+    earlier_occurrences,
+    episode_first_positions,
+    episodic_min_ratio,
+    episodic_nearest,
+    first_occurrences,
+    repeats_in_episode,
+)
 from deir.fast.tiles import min_ratio, nearest_keys
 
 
@@ -36,7 +43,7 @@ def test_episodic_min_ratio_equals_a_naive_loop(chunk, tile):
     k_obs, k_traj = torch.randn(2, steps + carried, envs, 4, generator=generator)
     first = torch.randint(0, steps + carried + 2, (steps, envs), generator=generator)
     last = torch.arange(steps) + carried - 1
-    arguments = q_obs, q_traj, k_obs, k_traj, first, last, 1e-6
+    arguments = q_obs, q_traj, k_obs, k_traj, first, last, 0.1  # large enough to count
     expected = naive_min_ratio(*arguments)
     torch.testing.assert_close(min_ratio(*arguments, chunk=chunk, tile=tile), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(episodic_min_ratio(*arguments), expected, rtol=1e-5, atol=1e-6)
@@ -82,6 +89,33 @@ def test_repeats_in_episode_equal_a_naive_search(behind):
             assert found[t, n] == (earlier == names[t + 1, n]).any()
 
 
+@pytest.mark.parametrize("envs", [1, 3])
+@pytest.mark.parametrize("carried", [0, 4])
+@pytest.mark.parametrize("ends", [0.0, 0.1])
+def test_occurrences_in_an_episode_equal_a_naive_count(ends, carried, envs):
+    """The earliest row and the number of rows up to now with the same name; rows of no episode (-1) never count."""
+    generator = torch.Generator().manual_seed(4)
+    steps, rows = 40, 40 + carried
+    keys = torch.randint(-2, 3, (rows, envs), generator=generator)
+    queries = torch.randint(-2, 4, (steps, envs), generator=generator)  # one name more than the keys have
+    before = torch.randint(0, carried + 1, (envs,), generator=generator)  # rows of the running episode
+    before[0] = carried
+    query_first = episode_first_positions(torch.rand(steps, envs, generator=generator) < ends, before)
+    history = torch.full((carried, envs), -1)
+    for n in range(envs):
+        history[carried - before[n] :, n] = carried - before[n]
+    key_first = torch.cat([history, query_first])
+    earliest = first_occurrences(keys, key_first, queries, query_first)
+    counts = earlier_occurrences(keys, key_first, queries, query_first)
+    for t in range(steps):
+        for n in range(envs):
+            same = (keys[:, n] == queries[t, n]) & (key_first[:, n] == query_first[t, n])
+            found = same.nonzero().flatten().tolist()
+            assert earliest[t, n] == (found[0] if found else rows)
+            assert counts[t, n] == sum(row <= carried + t for row in found)
+    assert counts.max() > 2 and (counts == 0).any() and (earliest == rows).any()
+
+
 @pytest.mark.parametrize("compute", [episodic_min_ratio, min_ratio])
 def test_a_repeated_observation_earns_nothing_even_far_from_the_origin(compute):
     obs = 100 + torch.randn(1, 1, 64)
@@ -117,3 +151,18 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch):
         found.append(min_ratio(obs + 0.1, traj + 0.1, obs, traj, first, last, 1e-6))
         found.append(nearest_keys(obs + 0.1, obs, first, last, 3))
     assert all(torch.equal(found[i], found[i % 2]) for i in range(len(found)))
+
+
+@pytest.mark.parametrize("compute", [episodic_nearest, nearest_keys])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rows_are_exactly_at_distance_zero(compute, dtype):
+    """Also far from the origin, and nothing else is."""
+    generator = torch.Generator().manual_seed(5)
+    kinds = 100 + torch.randn(20, 64, generator=generator, dtype=dtype)
+    kinds[1] = kinds[0] * (1 + 1e-6)
+    names = torch.randint(0, 20, (81, 3), generator=generator)
+    names[:, 2] = torch.arange(81) % 2  # two rows that hardly differ
+    first, last = torch.zeros(80, 3, dtype=torch.int64), torch.arange(80)
+    found = compute(kinds[names[1:]], kinds[names[:-1]], first, last, 4)
+    equal = torch.stack([(names[: t + 1] == names[t + 1]).sum(0) for t in range(80)]).clamp(max=4)  # [T, N]
+    assert torch.equal((found == 0).sum(-1), equal) and (equal > 0).any() and (equal < 4).any()

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from deir.config import EnvConfig
 from deir.envs import check_env, make_envs
-from deir.envs.gymnasium import GymnasiumEnvs, env_seeds, state_hash
+from deir.envs.gymnasium import GymnasiumEnvs
+from deir.envs.minigrid.state_hash import state_hash
 from deir.envs.observations import invisible_obstacles
 from deir.envs.procgen import ProcgenEnvs
+from deir.envs.seeds import env_seeds
 from deir.errors import UserError
 
 N = 3
@@ -415,3 +417,27 @@ def test_the_door_picks_the_backend() -> None:
 def test_environments_do_not_import_torch() -> None:
     code = "import sys, deir.envs.gymnasium, deir.envs.procgen; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_whole_grids_and_one_layout_of_tasks_beyond_the_engine():
+    """As Farama's own wrappers give them, through a registered id and through a factory."""
+    from minigrid.wrappers import FullyObsWrapper, ReseedWrapper
+
+    tasks = {"GoToDoor-5x5": "MiniGrid-GoToDoor-5x5-v0", "factory": EMPTY}
+    for name, task in tasks.items():
+        config = EnvConfig(name, n_envs=2, full_view=True, fixed_layout=5, max_steps=6)
+        factory = None if name != "factory" else lambda: gymnasium.make(EMPTY)
+        envs = GymnasiumEnvs(config, seed=1, factory=factory)
+        farama = FullyObsWrapper(ReseedWrapper(gymnasium.make(task), seeds=(5,)))
+        expected = farama.reset()[0]["image"]
+        seen = envs.reset()
+        assert seen.shape == (2, *expected.shape) and envs.repeats
+        np.testing.assert_array_equal(seen, np.stack([expected, expected]))
+        for _ in range(6):
+            step = envs.step(np.array([0, 0]))
+        assert step.truncated.all()
+        np.testing.assert_array_equal(step.observations, np.stack([expected, expected]))
+        envs.close()
+    for field, value in (("full_view", True), ("fixed_layout", 3)):
+        with pytest.raises(UserError, match=f"env.{field}: got {value}, but CartPole-v1 is not a MiniGrid task"):
+            make_envs(EnvConfig("CartPole-v1", **{field: value}))

@@ -18,7 +18,9 @@ from deir.config import EnvConfig
 from deir.envs.minigrid import cells
 from deir.envs.minigrid.catalogue import TaskSpec, ending_of, resolve, target_of
 from deir.envs.minigrid.engine import MiniGridEnvs
-from deir.envs.minigrid.layouts import AHEAD, Layout, LayoutMaker, LayoutStock, Worker, layout_seed
+from deir.envs.minigrid.layout_maker import Layout, LayoutMaker
+from deir.envs.minigrid.layout_worker import Worker
+from deir.envs.minigrid.layouts import AHEAD, LayoutStock, layout_seed
 from deir.envs.minigrid.random_integers import Draws, UnknownDraw
 
 PATIENCE = 30.0  # seconds
@@ -206,3 +208,16 @@ def test_a_stock_that_cannot_be_written_or_read_is_done_without(monkeypatch, tmp
     (tmp_path / "layouts").write_text("a file where the directory should be")
     monkeypatch.setenv("DEIR_CACHE", str(tmp_path))
     assert LayoutMaker(resolve("MultiRoom-N30")).make(5).cells.shape == (2025,)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
+def test_closed_environments_hold_no_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEIR_CACHE", str(tmp_path))
+    monkeypatch.setattr("deir.envs.minigrid.layout_maker.SLOW", 0.0)  # every layout is kept on disk
+    before = set(os.listdir("/proc/self/fd"))
+    stock = LayoutStock(task("DoorKey-5x5"), 0, 1)
+    stock.maker.make(5)
+    opened = set(os.listdir("/proc/self/fd"))
+    stock.close()
+    assert len(opened - before) >= 3  # the worker's two pipes and the database
+    assert set(os.listdir("/proc/self/fd")) <= before

@@ -1,8 +1,12 @@
 """Values nobody means: one short message that names the field, before anything is made of them."""
 
 import datetime
+import os
 import sys
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,7 +54,7 @@ def told(words: list[str], monkeypatch, capsys) -> str:
         (["train", "--ppo.rollout-steps", "1" + "0" * 18], "ppo.rollout_steps: got"),
         (["train", "--reward.deir.queue-size", "1" + "0" * 15], "reward.deir.queue_size: got"),
         (["train", "--steps", "1e30"], "steps: got"),
-        (["train", "--steps", "9" * 5000], "FRAMES"),
+        (["train", "--steps", "9" * 5000], "steps: got"),
         (["train", "--seed", "1" + "0" * 30], "seed: got"),
         (["train", "--ppo.learning-rate", "inf"], "ppo.learning_rate: got inf, expected a finite number"),
         (["train", "--reward.beta", "nan"], "reward.beta: got nan, expected a finite number"),
@@ -120,11 +124,43 @@ def test_yaml_of_every_kind_is_read_or_refused_in_one_short_message(name, tmp_pa
     assert time.monotonic() - begin < 30  # minutes, or all memory, for those that were written out
 
 
-def test_yaml_of_an_endless_file_is_refused():
-    from pathlib import Path
+def test_yaml_is_measured_with_its_aliases_written_out():
+    """Whatever copies or walks a tree later takes time and memory for each of them."""
+    with pytest.raises(UserError, match="too large, expected at most 100,000 entries, those of aliases included"):
+        parse_yaml(BOMB, "file")
+    with pytest.raises(UserError, match="nested too deeply"):
+        parse_yaml("a: " + "[" * 200 + "]" * 200, "file")
+    assert parse_yaml("a: &a [1, 2]\nb: [*a, *a]", "file") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
 
+
+def test_yaml_of_an_endless_file_is_refused():
     with pytest.raises(UserError, match="too long"):
         load_yaml(Path("/dev/zero"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_yaml_of_a_pipe_that_nobody_writes_is_refused(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def write() -> None:
+        with suppress(BrokenPipeError):
+            pipe.write_text("seed: 3\n")
+
+    threading.Thread(target=write, daemon=True).start()  # so that a reader does not hang
+    with pytest.raises(UserError, match="a YAML file, not a named pipe"):
+        load_yaml(pipe)
+    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # lets the writer go
+
+
+def test_yaml_of_a_shells_pipe_is_read():
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as file:
+        file.write("seed: 3\n")
+    try:
+        assert load_yaml(Path(f"/dev/fd/{read}")) == {"seed": 3}
+    finally:
+        os.close(read)
 
 
 def test_files_of_sweeps_and_studies_are_no_way_round():

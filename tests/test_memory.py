@@ -1,8 +1,9 @@
 """The episodic history and the observation queue."""
 
+import numpy as np
 import torch
 
-from deir.algorithm.memory import EpisodicHistory, ObservationQueue
+from deir.algorithm.memory import EpisodicHistory, LifelongCounts, ObservationQueue
 
 
 def test_queue_is_first_in_first_out_and_keeps_its_type():
@@ -47,3 +48,35 @@ def test_history_keeps_only_running_episodes_right_aligned():
     assert again.lengths.tolist() == [8, 3, 1]
     assert again.rows["x"][-3:, 1, 0].tolist() == [104.0, 107.0, 110.0]
     assert again.rows["x"][:, 0, 0].tolist() == [0.0, 3.0, 6.0, 9.0, 100.0, 103.0, 106.0, 109.0]
+
+
+def test_history_lets_go_of_rows_that_no_episode_needs():
+    """Few rows are copied, so that the others can be freed; many stay where they are."""
+    extended = torch.arange(8.0).view(8, 1, 1)
+    for depth, copied in ((1, True), (3, True), (4, False), (6, False)):
+        history = EpisodicHistory.empty(1, {"x": 1})
+        history = history.advanced({"x": extended}, torch.tensor([8 - depth]), torch.tensor([False]))
+        assert history.rows["x"].flatten().tolist() == list(range(8 - depth, 8))
+        own = history.rows["x"].untyped_storage().data_ptr() != extended.untyped_storage().data_ptr()
+        assert own == copied
+
+
+def test_queue_grows_by_doubling_and_knows_the_bytes_it_may_take():
+    queue = ObservationQueue(5000, (2, 3), torch.float32)
+    assert queue.nbytes == 0
+    for pushed, held in ((1000, 1024), (24, 1024), (1, 2048), (2000, 4096), (2000, 5000)):
+        queue.push(torch.zeros(pushed, 2, 3))
+        assert len(queue.storage) == held
+    assert queue.nbytes == 5000 * 2 * 3 * 4
+
+
+def test_counts_join_the_large_table_once_there_are_more_than_a_share_of_it():
+    class Counts(LifelongCounts):
+        SMALL, SHARE = 2, 2
+
+    counts = Counts()
+    for key, sizes in ((1, [0, 1]), (2, [0, 2]), (3, [3, 0]), (4, [3, 1]), (5, [3, 2]), (6, [6, 0]), (7, [6, 1]),
+                       (8, [6, 2]), (9, [6, 3]), (10, [10, 0])):  # fmt: skip
+        counts.add(np.array([key, key]))
+        assert [len(table.keys) for table in counts.tables] == sizes
+    assert counts.of(np.arange(1, 12)).tolist() == [2] * 10 + [0]

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from minigrid.wrappers import FullyObsWrapper
 
 from deir.config import EnvConfig
+from deir.envs import make_envs
 from deir.envs.minigrid import catalogue, cells
 from deir.envs.minigrid.catalogue import PAPER_TASKS, TaskSpec, covered, resolve
 from deir.envs.minigrid.engine import MiniGridEnvs
 from deir.envs.minigrid.layouts import layout_seed
 from deir.envs.minigrid.rules import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE, light_row, mix
+from deir.envs.observations import invisible_obstacles
 from deir.errors import UserError
 
 SEED = 7
@@ -125,19 +128,25 @@ def events(env: Any, action: int) -> Counter[str]:
     return seen
 
 
-def assert_same(name: str, steps: int, choose: Chooser, view: int = 7, **config: Any) -> Counter[str]:
-    """`steps` steps of all environments side by side with Farama's; counts what happened in them."""
-    envs = engine(name, view_size=view, **config)
-    overrides = {"agent_view_size": view} | ({"max_steps": config["max_steps"]} if "max_steps" in config else {})
-    farama: list[Any] = [task(name).build(**overrides) for _ in range(N_ENVS)]
+def assert_same(name: str, steps: int, choose: Chooser, view: int | None = 7, **config: Any) -> Counter[str]:
+    """`steps` steps of all environments side by side with Farama's; counts what happened in them.
+
+    Without a size of the view, Farama's wrapper shows the whole grid.
+    """
+    overrides = {"agent_view_size": view or 7} | ({"max_steps": config["max_steps"]} if "max_steps" in config else {})
+    bare: list[Any] = [task(name).build(**overrides) for _ in range(N_ENVS)]
+    envs = engine(name, **({"full_view": True} if view is None else {"view_size": view}), **config)
+    farama = bare if view is not None else [FullyObsWrapper(env) for env in bare]
     episodes = [0] * N_ENVS
+    fixed = config.get("fixed_layout")
     firsts = envs.reset()
     for i, env in enumerate(farama):
-        np.testing.assert_array_equal(firsts[i], env.reset(seed=layout_seed(SEED, i, 0))[0]["image"])
+        first = env.reset(seed=layout_seed(SEED, i, 0) if fixed is None else fixed)[0]["image"]
+        np.testing.assert_array_equal(firsts[i], first)
     happened: Counter[str] = Counter()
     for _ in range(steps):
-        actions = np.array([choose(env, i) for i, env in enumerate(farama)])
-        for env, action in zip(farama, actions, strict=True):
+        actions = np.array([choose(env, i) for i, env in enumerate(bare)])
+        for env, action in zip(bare, actions, strict=True):
             happened.update(events(env, int(action)))
         step = envs.step(actions)
         assert step.valid.all()
@@ -154,7 +163,8 @@ def assert_same(name: str, steps: int, choose: Chooser, view: int = 7, **config:
             happened["failed"] += terminated and reward == 0
             if terminated or truncated:
                 episodes[i] += 1
-                first = env.reset(seed=layout_seed(SEED, i, episodes[i]))[0]["image"]
+                seed = layout_seed(SEED, i, episodes[i]) if fixed is None else fixed
+                first = env.reset(seed=seed)[0]["image"]
                 np.testing.assert_array_equal(step.observations[i], first)
     return happened
 
@@ -200,6 +210,55 @@ def test_everything_that_can_happen_was_compared() -> None:
 @pytest.mark.parametrize("name", ["MultiRoom-N6", "KeyCorridorS4R3", "ObstructedMaze-Full", "Empty-8x8", "FourRooms"])
 def test_view_sizes_equal_farama(name: str, view: int) -> None:
     assert_same(name, 120, scouting(view), view=view)
+
+
+@pytest.mark.parametrize(
+    "name", ["MultiRoom-N6", "KeyCorridorS4R3", "ObstructedMaze-1Dlhb", "DoorKey-8x8", "FourRooms", "LavaGapS5"]
+)
+def test_whole_grids_equal_farama(name: str) -> None:
+    assert_same(name, 200, scouting(3), view=None)
+
+
+def test_whole_grids_that_are_not_square_equal_farama() -> None:
+    """Columns come before rows, whatever there are more of."""
+    envs, farama = engine("UnlockPickup", full_view=True), FullyObsWrapper(task("UnlockPickup").build())
+    first = farama.reset(seed=layout_seed(SEED, 0, 0))[0]["image"]
+    assert first.shape[0] != first.shape[1]
+    np.testing.assert_array_equal(envs.reset()[0], first)
+
+
+def test_whole_grids_take_the_other_variants() -> None:
+    plain, changed = engine("DoorKey-8x8", full_view=True), engine("DoorKey-8x8", full_view=True, direction=True)
+    whole = plain.reset()
+    packed = changed.reset()
+    np.testing.assert_array_equal(packed[:, : 8 * 8 * 3].reshape(whole.shape), whole)
+    hidden = engine("DoorKey-8x8", full_view=True, invisible_obstacles=True).reset()
+    np.testing.assert_array_equal(hidden, invisible_obstacles(whole))
+    noisy = engine("DoorKey-8x8", full_view=True, noise=0.1, noise_units="raw").reset()
+    assert noisy.dtype == np.float32 and 0.05 < (noisy - whole).std() < 0.15
+    with pytest.raises(UserError, match=r"env\.view_size: got 5, but env\.full_view shows the whole grid"):
+        make_envs(EnvConfig("DoorKey-8x8", full_view=True, view_size=5))
+
+
+@pytest.mark.parametrize("worker", [False, True])
+def test_one_layout_in_every_episode_and_environment_equals_farama(worker: bool) -> None:
+    happened = assert_same("DoorKey-5x5", 300, scouting(2), fixed_layout=11, max_steps=60, layout_worker=worker)
+    assert happened["success"] + happened["truncated"] >= 6
+    for seed in (0, 1):  # whatever the run's seed
+        firsts = engine("MultiRoom-N6", seed=seed, fixed_layout=3).reset()
+        assert (firsts == firsts[0]).all()
+        np.testing.assert_array_equal(firsts[0], task("MultiRoom-N6").build().reset(seed=3)[0]["image"])
+
+
+def test_a_saved_run_of_one_layout_goes_on_in_it() -> None:
+    one, other = (engine("DoorKey-5x5", fixed_layout=4, full_view=True, max_steps=5) for _ in range(2))
+    one.reset()
+    for _ in range(3):
+        one.step(np.full(N_ENVS, 1))
+    np.testing.assert_array_equal(other.load_state_dict(one.state_dict()), one._observations)
+    for _ in range(4):  # beyond the end of the episode
+        found = [envs.step(np.full(N_ENVS, 2)) for envs in (one, other)]
+        np.testing.assert_array_equal(found[0].observations, found[1].observations)
 
 
 def test_an_open_row_is_lit_from_end_to_end_and_lights_all_of_the_row_ahead() -> None:

@@ -22,7 +22,7 @@ from deir.algorithm.trainer import Trainer
 from deir.cli import main
 from deir.config import to_dict
 from deir.envs.minigrid.catalogue import resolve
-from deir.envs.minigrid.layouts import LayoutMaker
+from deir.envs.minigrid.layout_maker import LayoutMaker
 from deir.errors import UserError
 from deir.experiments.report.curves import read_run
 from deir.experiments.sweep.grid import merged
@@ -214,6 +214,16 @@ def test_a_state_that_cannot_be_is_one_message_and_a_fallback(whole, a, capsys, 
         run.resume(a)
 
 
+@pytest.mark.parametrize(
+    "change", [{"frames": -1_000_000}, {"frames": 3}, {"iteration": 3}, {"iteration": True}], ids=str
+)
+def test_counters_that_cannot_be_are_damage(a, change):
+    found = checkpoint.read(newest(a))
+    checkpoint.save({**found.state, **change}, found.path, found.log)
+    _, source, complaints = checkpoint.load_latest(a / "checkpoints")
+    assert source.name == "0000003.safetensors" and "expected" in complaints[0]
+
+
 def test_checkpoints_of_the_first_format_still_load(tmp_path):
     """Its checksum was over the JSON and the values alone."""
     from safetensors.numpy import save_file
@@ -249,6 +259,15 @@ def test_a_torn_last_row_is_dropped_with_a_word(whole, a, capsys, torn):
     assert Reference(whole).difference(a) is None
 
 
+def test_a_line_that_is_no_row_is_left_out(whole, a):
+    with (a / "progress.csv").open("a") as file:
+        file.write("5,80\n" + ",".join(["word"] * 60) + "\n")
+    assert run.frames_done(a) == FRAMES * ITERATIONS
+    assert len(read_run(a).frames) == ITERATIONS
+    run.resume(a)
+    assert Reference(whole).difference(a) is None
+
+
 def test_rows_a_checkpoint_counts_and_the_log_lacks_are_made_again(whole, a, capsys):
     lines = (a / "progress.csv").read_text().splitlines(keepends=True)
     (a / "progress.csv").write_text("".join(lines[:-1]))
@@ -270,6 +289,17 @@ def test_rows_that_no_checkpoint_can_make_again_are_missed_aloud(a, change):
     with pytest.raises(UserError, match=r"(?s)progress.csv.*with that file moved away.*no whole checkpoint is left"):
         run.resume(a)
     assert sorted(p.name for p in a.rglob("*")) == before
+
+
+def test_holes_are_missed_where_a_checkpoint_has_no_checksum_of_its_rows(a):
+    """As in runs of earlier versions."""
+    for file in (a / "checkpoints").iterdir():
+        checkpoint.save(checkpoint.load(file), file)
+    log = a / "progress.csv"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:2] + lines[3:]))
+    with pytest.raises(UserError, match="has no whole row 2"):
+        run.resume(a)
 
 
 def test_a_run_whose_log_was_moved_away_goes_on_and_can_be_resumed_again(whole, a, capsys):
@@ -316,6 +346,29 @@ def test_an_unreadable_summary_means_not_finished(a, text):
     assert job.state == "to resume"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_in_a_run_are_not_waited_for(whole, a, capsys):
+    """Each would wait for a writer for ever; the alarm is for a test that fails."""
+    for file in (a / "summary.json", newest(a)):
+        file.unlink()
+        os.mkfifo(file)
+
+    def hangs(*_):
+        raise AssertionError("a named pipe is waited for")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(60)
+    try:
+        assert not Job(tiny(), a).finished
+        deir.load(a)
+        run.resume(a)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert "going on from" in capsys.readouterr().err
+    assert Reference(whole).difference(a) is None
+
+
 def test_a_summary_that_was_changed_is_not_trusted(a):
     file = a / "summary.json"
     longer = tiny(steps=FRAMES * 9)
@@ -330,8 +383,10 @@ def test_a_changed_config_is_refused_unless_it_was_meant(a):
     assert "\nseed: 0\n" in text
     file.write_text(text.replace("\nseed: 0\n", "\nseed: 1\n"))
     for use in (run.resume, deir.load, read_run, Job(tiny(), a).check):
-        with pytest.raises(UserError, match="is not what was written"):
+        with pytest.raises(UserError, match="if you meant that, delete its first line, which begins") as told:
             use(a) if use.__name__ != "check" else use()
+        assert "\n" not in str(told.value)
+    assert text.startswith("# crc32")
     file.write_text(text.split("\n", 1)[1])
     run.resume(a)  # without the checksum it is taken as it is
     file.write_text("")
@@ -356,7 +411,8 @@ def test_a_killed_start_leaves_room_for_the_next(tmp_path):
     place = tmp_path / "a"
     place.mkdir()
     (place / ".config.yaml.tmp").write_text("half")
-    (place / ".lock").write_text("process 1")
+    (place / ".lock").write_text("")
+    (place / ".writer").write_text("process 1")
     run.start(tiny(), place)
     assert status(place) == "finished"
 
@@ -378,7 +434,7 @@ def test_files_honour_the_umask(tmp_path, mask):
 
 def test_a_damaged_layout_is_made_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("DEIR_CACHE", str(tmp_path))
-    monkeypatch.setattr("deir.envs.minigrid.layouts.SLOW", 0.0)
+    monkeypatch.setattr("deir.envs.minigrid.layout_maker.SLOW", 0.0)
     spec = resolve("DoorKey-8x8")
     right = [LayoutMaker(spec).make(seed) for seed in range(6)]
     (file,) = tmp_path.glob("layouts/*.sqlite")

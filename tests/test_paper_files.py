@@ -18,6 +18,14 @@ from deir.runs.run import configure
 FILES = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
 COMMANDS = {"figure-7": "probe", "figure-a1": "distances"}  # the rest are sweeps
 OURS = {
+    "mini-figure-3-noise",
+    "mini-figure-3-advanced",
+    "count",
+    "betas-field",
+    "field",
+    "full-view",
+    "obstructed-1q",
+    "speed-check",
     "swift",
     "methods",
     "noise",

@@ -136,7 +136,7 @@ def test_every_method_in_both_kinds_of_array(method):
         assert np.isfinite(found).all() and found.any() == (method != "none")
         metrics = one.update()
         assert other.update() == metrics
-        assert ("model_loss" in metrics) == (method not in ("none", "count"))
+        assert ("model_loss" in metrics) == (method not in ("none", "count", "re3"))
 
 
 def test_episodes_go_on_over_calls():
@@ -213,7 +213,7 @@ def test_beta_and_normalisation_are_options():
     assert made("deir", preset="procgen").config.reward.beta == 5e-2
 
 
-@pytest.mark.parametrize("method", ["deir", "ngu", "noveld", "count", "deir+rnd"])
+@pytest.mark.parametrize("method", ["deir", "ngu", "noveld", "count", "deir+rnd", "etd", "e3b", "ride"])
 def test_a_saved_reward_goes_on_exactly(method, tmp_path):
     rollouts = random_episodes(T, N, 0.1, seed=6)
     one = made(method)

@@ -77,6 +77,14 @@ OWN = [
     ("icm", "reward.normalize", True, "-", True),
     ("icm", "reward.momentum", 0.9, "-", 0.9),
     ("icm", "reward.icm.forward_weight", 0.2, "-", 0.2),
+    # not in the paper
+    ("etd", "reward.beta", 1e-2, "-", "-"),
+    ("e3b", "reward.beta", 1e-2, "-", "-"),
+    ("ride", "reward.beta", 1e-2, "-", "-"),
+    ("re3", "reward.beta", 1e-2, "-", "-"),
+    ("disagreement", "reward.beta", 3e-3, "-", "-"),
+    ("pseudo-counts", "reward.beta", 3e-3, "-", "-"),
+    ("deir+visits", "reward.beta", 1e-2, "-", "-"),
 ]
 
 TRIED = [
@@ -121,6 +129,13 @@ TRIED = [
     ("icm", "reward.normalize", (True,)),
     ("icm", "reward.momentum", (0.9,)),
     ("icm", "reward.icm.forward_weight", (0.2,)),
+    ("etd", "reward.beta", (3e-3, 1e-2, 3e-2, 1e-1)),
+    ("e3b", "reward.beta", (1e-3, 3e-3, 1e-2, 3e-2)),
+    ("ride", "reward.beta", (3e-3, 1e-2, 3e-2, 1e-1)),
+    ("re3", "reward.beta", (1e-3, 3e-3, 1e-2, 3e-2)),
+    ("disagreement", "reward.beta", (1e-3, 3e-3, 1e-2, 3e-2)),
+    ("pseudo-counts", "reward.beta", (1e-3, 3e-3, 1e-2, 3e-2)),
+    ("deir+visits", "reward.beta", (1e-2, 2e-2, 3e-2, 6e-2)),
 ]
 
 

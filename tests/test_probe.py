@@ -222,6 +222,16 @@ def test_command_writes_a_table_and_a_picture_and_overwrites_nothing(tmp_path, c
         probe.main([*WORDS, "--config", str(tmp_path / "options.yaml")])
 
 
+def test_options_that_a_run_decides_itself_are_refused(tmp_path):
+    from deir.runs.run import configure, start
+
+    start(configure({**TINY, "steps": 128}), tmp_path / "run")
+    for words, name in ((["--env", "DoorKey-6x6"], "env.id"), (["--ppo.gamma", "0.5"], "ppo.gamma")):
+        with pytest.raises(UserError, match=rf"{name}: got .*, expected nothing beside --run"):
+            probe.main(["--run", str(tmp_path / "run"), "--out", str(tmp_path / "out"), *words])
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_trained_run_can_collect(tmp_path):
     from deir.runs.run import start
 

@@ -14,8 +14,11 @@ from deir.algorithm.rewards import METHODS
 from deir.errors import UserError
 from deir.experiments.report import command as report
 from deir.experiments.report import page, static_figures, summary_text
-from deir.experiments.report.analysis import ALL, Study
+from deir.experiments.report.analysis import Study
 from deir.experiments.report.curves import read_all, task_name, write_table
+from deir.experiments.report.figures import middle_scale
+from deir.experiments.report.labels import numbers, seeds, seeds_of_all, why_no_profile
+from deir.experiments.report.measures import ALL
 from deir.experiments.report.styles import styles
 from made_runs import STEP, make_run, make_sweep
 
@@ -221,12 +224,62 @@ def test_a_negative_best_return_has_no_shares(tmp_path):
 
 
 def test_probabilities_and_profiles_of_separate_methods(tmp_path):
-    study = study_of(make_sweep(tmp_path))
+    study = study_of(make_sweep(tmp_path, seeds=5))
     found = {(r["env"], r["measure"], r["method"], r["other"]): r["probability"] for r in study.probabilities}
     assert found[ALL, "auc", "deir", "none"] == 1 and found[ALL, "auc", "none", "deir"] == 0
     assert len(found) == 3 * 2 * 6  # views, measures, ordered pairs
-    first = [row for row in study.profiles if row["env"] == ALL and row["score"] == 0.5]
-    assert {row["method"]: row["share"] for row in first} == {"deir": 1.0, "rnd": 1.0, "none": pytest.approx(1 / 3)}
+    first = {row["method"]: row["share"] for row in study.profiles if row["env"] == ALL and row["score"] == 0.5}
+    counted = {m: [(scores > 0.5).mean() for scores in study.scores(ALL, m)] for m in study.methods}
+    assert first == pytest.approx({method: sum(shares) / 2 for method, shares in counted.items()})
+    assert first["deir"] == 1 and first["none"] == pytest.approx(0.2)
+    assert {row["env"] for row in study.profiles} == {ALL}  # 10 runs of a method together, 5 on each task
+
+
+def test_a_profile_of_few_runs_is_not_shown_and_said_why(tmp_path):
+    study = study_of(make_sweep(tmp_path, seeds=4))
+    assert study.profiles == []
+    assert why_no_profile(study, ALL) == "a profile needs 10 whole runs of a method; here are at most 8"
+    assert static_figures.draw_all(study, tmp_path, {"performance-profile"}) == []
+
+
+def test_means_over_few_episodes_are_not_drawn(tmp_path):
+    make_run(tmp_path / "a", [1.0, 0.5, 0.2], episodes=[1, 19, 20])
+    series = study_of(tmp_path).series("DoorKey-8x8", "return_mean", "frames")
+    np.testing.assert_equal(series.bands["deir"].mean, [np.nan, np.nan, 0.2])
+    intrinsic = study_of(tmp_path).series("DoorKey-8x8", "intrinsic_reward_mean", "frames")
+    assert np.isfinite(intrinsic.bands["deir"].mean).all()
+
+
+def test_seeds_are_named_and_none_is_ppo_alone(tmp_path):
+    study = study_of(make_sweep(tmp_path / "a", methods=("deir", "none")))
+    assert seeds(study, "deir", study.tasks) == "seeds 0–2" and seeds_of_all(study) == "seeds 0–2"
+    assert numbers([7, 0, 1, 2, 3, 5]) == "0–3, 5, 7" and numbers([4]) == "4" and numbers([0, 1]) == "0, 1"
+    assert "| PPO alone |" in summary_text.markdown(study) and "| none |" not in summary_text.markdown(study)
+    shutil.rmtree(tmp_path / "a" / "FourRooms" / "none" / "seed1")
+    study = study_of(tmp_path / "a")
+    assert seeds(study, "none", study.tasks) == "2 to 3 seeds" and seeds_of_all(study) == "2 to 3 seeds each"
+
+
+def test_panels_of_a_row_share_their_height_and_an_empty_one_says_why(tmp_path):
+    for task, best in (("A", 0.9), ("B", 0.2), ("C", None)):
+        make_run(tmp_path / task, [best, best], {"id": task})
+    figure = static_figures._curves(study_of(tmp_path), "return_mean", "frames", "mean")
+    a, b, c = figure.axes
+    assert a.get_ylim() == b.get_ylim()
+    assert [text.get_text() for text in c.texts] == ["no run has ended 20 episodes"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["deir"]
+    assert figure.get_supylabel() == "return (mean ± standard error, seed 0)"
+    make_run(tmp_path / "D", [0.1, 0.2], {"id": "A"}, "none", seed=3)
+    figure = static_figures._curves(study_of(tmp_path), "return_mean", "frames", "mean")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["deir, seed 0", "PPO alone, seed 3"]
+
+
+def test_one_outlier_does_not_own_the_colours_of_a_map():
+    values = np.linspace(0, 1, 100).reshape(10, 10)
+    values[0, 0] = 1000
+    values[9, 9] = np.nan
+    assert middle_scale(values).vmax < 1.01
+    assert middle_scale(np.full((2, 2), np.nan)) is None and middle_scale(np.ones((2, 2))) is None
 
 
 # writing
@@ -305,7 +358,7 @@ def test_a_missing_package_is_told_with_what_to_type(tmp_path, monkeypatch):
 
 
 def test_each_kind_of_figure_is_drawn_and_drawn_alike_again(tmp_path):
-    study = study_of(make_sweep(tmp_path / "runs", methods=("deir", "none"), seeds=2))
+    study = study_of(make_sweep(tmp_path / "runs", methods=("deir", "none"), seeds=5))
     wanted = {
         "return-frames-mean",
         "all-tasks-seconds-iqm",

@@ -8,21 +8,36 @@ from dataclasses import replace
 import pytest
 import torch
 
-from builders import ACTIONS, SPACE, random_episodes, walk
+from builders import ACTIONS, SPACE, observation, random_episodes, walk
 from deir.algorithm.networks import GridEncoder
+from deir.algorithm.quasimetric import quasimetric
 from deir.algorithm.rewards import METHODS, make_reward
 from deir.algorithm.rewards.base import Context
 from deir.config import Config, merge
 from deir.errors import UserError
 from deir.fast.ops import FastOps
+from deir.fast.patches import tabulate
 from deir.runs import checkpoint
 from deir.runs.presets import resolve
 from oracles import embed
-from reward_oracles import ORACLES, forward_loss, icm_loss, inverse_loss, rnd_loss, trajectories
+from reward_oracles import (
+    ORACLES,
+    Naive,
+    disagreement_loss,
+    etd_loss,
+    forward_loss,
+    icm_loss,
+    inverse_loss,
+    rnd_loss,
+    trajectories,
+)
 
 ENVS = 3
-LEARNING = [name for name in METHODS if name not in ("none", "count")]
-EPISODIC = ["deir", "deir-no-mi", "deir-no-rnn-no-mi", "deir-inverse", "deir-forward", "deir+rnd", "noveld", "count"]
+LEARNING = [name for name in METHODS if name not in ("none", "count", "re3")]
+EPISODIC = [
+    "deir", "deir-no-mi", "deir-no-rnn-no-mi", "deir-inverse", "deir-forward", "deir+rnd", "deir+visits", "noveld",
+    "etd", "count",
+]  # fmt: skip
 WITH_RND = ["rnd", "noveld", "ngu", "deir+rnd"]
 
 
@@ -77,13 +92,15 @@ def test_a_new_episode_forgets_the_one_before(method):
     rewards = []
     for history in ([], [first]):
         model = make(method, **still)
-        if method == "ngu":
+        if method in ("ngu", "pseudo-counts"):
             model.distance_mean.load_state_dict({"mean": 1.0, "count": 1})
+        if method == "disagreement":
+            model.scale.count.fill_(1e12)
         carry = model.initial_state(ENVS)
         for rollout in history:
             _, carry = model.compute(rollout, carry)
         rewards.append(model.compute(second, carry)[0])
-    if method == "count":  # the lifelong count differs, the first visits do not
+    if method in ("count", "deir+visits"):  # the lifelong count differs, the first visits do not
         rewards = [r > 0 for r in rewards]
     torch.testing.assert_close(*rewards)
 
@@ -99,13 +116,129 @@ def test_within_an_episode_a_novel_observation_earns_more_than_a_repeated_one(me
     assert rewards[2:][~seen[2:]].mean() > 1e-4
 
 
-def test_ngu_pays_a_novel_observation_several_times_a_repeated_one():
-    model = make("ngu", ngu={"lifelong": False})
+@pytest.mark.parametrize("method", ["ngu", "pseudo-counts"])
+def test_a_novel_observation_earns_several_times_a_repeated_one(method):
+    model = make(method, ngu={"lifelong": False})
     rollout = next(random_episodes(40, 2, 0.0, seed=2, kinds=24))
     rewards, _ = model.compute(rollout, model.initial_state(2))
     seen = torch.tensor([[rollout.ids[t + 1, n] in rollout.ids[: t + 1, n] for n in range(2)] for t in range(40)])
     assert rewards[~seen].min() > 2 * rewards[seen].max()
     assert rewards[seen].max() <= 1
+
+
+def test_where_nothing_repeats_first_visits_leave_deir_as_it_is_and_remember_nothing():
+    model, deir = make("deir+visits"), make("deir")
+    deir.load_state_dict(model.state_dict())
+    states = [model.initial_state(ENVS), deir.initial_state(ENVS)]
+    for number, rollout in enumerate(itertools.islice(random_episodes(12, ENVS, 0.1, seed=3, kinds=2), 3)):
+        count = 13 * ENVS + len(rollout.final_ids)
+        table, names = tabulate(torch.stack([torch.from_numpy(observation(1000 * number + k)) for k in range(count)]))
+        rollout = replace(rollout, table=table, ids=names[: 13 * ENVS].view(13, ENVS), final_ids=names[13 * ENVS :])
+        found, states[0] = model.compute(rollout, states[0])
+        expected, states[1] = deir.compute(rollout, states[1])
+        assert torch.equal(found, expected) and (found > 0).any()
+    assert len(model.counts) == 0
+
+
+def test_where_views_repeat_a_rare_first_visit_earns_more_than_a_common_one():
+    model = make("deir+visits")
+    state = model.initial_state(2)
+    for rollout in itertools.islice(random_episodes(200, 2, 0.1, seed=2, kinds=12), 2):
+        rewards, state = model.compute(rollout, state)
+    common = rewards[rewards > 0].mean()
+    strange = torch.from_numpy(observation(999))[None]
+    table, names = tabulate(torch.cat([rollout.table.distinct, strange]))
+    ids = names[rollout.ids]
+    ids[100, 0] = names[-1]
+    rare = replace(rollout, table=table, ids=ids, final_ids=names[rollout.final_ids])
+    assert not rollout.dones[99, 0]
+    assert model.compute(rare, state)[0][99, 0] > 2 * common
+
+
+def test_e3b_counts_what_points_one_way_and_pays_more_for_what_does_not():
+    """r = |φ|²/(λ + n |φ|²) after n visits of one observation; the episode goes on over rollouts."""
+    model = make("e3b")
+    rollout = next(random_episodes(8, 2, 0.0, seed=2, kinds=1))
+    seen = model.encoder(rollout.table.distinct)[0].double().square().sum()
+    state = model.initial_state(2)
+    for begin in (0, 8):
+        rewards, state = model.compute(rollout, state)
+        rollout = replace(rollout, starts=torch.zeros_like(rollout.starts))
+        visits = torch.arange(begin + 1, begin + 9)[:, None].expand(8, 2)
+        torch.testing.assert_close(rewards.double(), seen / (0.1 + visits * seen), rtol=1e-4, atol=1e-7)
+    novel = next(random_episodes(8, 2, 0.0, seed=3, kinds=60))
+    novel = replace(novel, starts=torch.zeros_like(novel.starts))
+    assert model.compute(novel, state)[0][0].min() > 2 * rewards.max()
+
+
+def test_ride_pays_the_nth_visit_of_an_observation_one_over_the_root_of_n():
+    model = make("ride")
+    rollout = walk(60, 2)
+    rewards, _ = model.compute(rollout, model.initial_state(2))
+    embedded = model.encoder(rollout.table.distinct)
+    for n in range(2):
+        visits = Counter([int(rollout.ids[0, n])])
+        for t, name in enumerate(rollout.ids[1:, n].tolist()):
+            visits[name] += 1
+            impact = (embedded[name] - embedded[rollout.ids[t, n]]).norm()
+            torch.testing.assert_close(rewards[t, n], impact / visits[name] ** 0.5, rtol=1e-3, atol=1e-5)
+
+
+def test_re3_pays_what_few_have_seen_and_nothing_for_what_more_than_k_have():
+    model = make("re3")
+    rollout = next(random_episodes(60, 4, 0.0, seed=2, kinds=100))
+    rewards, _ = model.compute(rollout, model.initial_state(4))
+    names, counts = rollout.next_ids.unique(return_counts=True)
+    often = torch.isin(rollout.next_ids, names[counts > 3])
+    assert rewards[often].max() == 0
+    assert rewards[~often].min() > 0.01
+
+
+def test_the_ensemble_agrees_on_what_it_has_learned_and_not_on_the_unknown():
+    model = make("disagreement")
+    learned, unknown = walk(60, 4), next(random_episodes(60, 4, 0.05, seed=9, kinds=200))
+    trained(model, learned, epochs=10)
+    familiar, strange = (model.compute(rollout, model.initial_state(4))[0] for rollout in (learned, unknown))
+    assert strange.mean() > 2 * familiar.mean()
+
+
+def test_temporal_distances_grow_with_the_steps_between():
+    """In a ring where every step leads on, one step is nearer than five, and back is farther than forth."""
+    model = make("etd")
+    rollout = walk(60, 4, kinds=20)
+    ring = torch.arange(61)[:, None] + torch.arange(4) * 5
+    _, views = (rollout.ids, torch.stack([torch.from_numpy(observation(k)) for k in range(20)]))
+    table, names = tabulate(views[ring.flatten() % 20])
+    rollout = replace(rollout, table=table, ids=names.view(61, 4))
+    trained(model, rollout, epochs=40)
+    embedded = model.encoder(views)
+    distances = quasimetric(embedded, embedded).detach()
+    forth = torch.stack([distances[torch.arange(20), (torch.arange(20) + k) % 20].mean() for k in range(10)])
+    back = torch.stack([distances[torch.arange(20), (torch.arange(20) - k) % 20].mean() for k in range(10)])
+    assert forth[0] == 0 and forth[1] < forth[3] < forth[6]
+    assert back[1] > 1.05 * forth[1]
+
+
+def test_pairs_of_etd_stay_within_the_episode_and_reach_its_true_end():
+    """j from 1 to the steps left, P(j) ∝ γ^j; never across the end of an episode."""
+    model = make("etd", etd={"gamma": 0.8})
+    for late_resets in (False, True):
+        rollout = next(random_episodes(12, 3, 0.2, seed=4, kinds=3000, late_resets=late_resets))
+        _, state = model.compute(rollout, model.initial_state(3))
+        found = Counter()
+        for batch in model.batches(rollout, state, 400, 50, torch.Generator().manual_seed(0)):
+            found.update(zip(batch.indices.tolist(), batch.later.ids.tolist(), strict=True))
+        for t, n in rollout.valid.nonzero().tolist():
+            chain = []  # the ids that follow t within the episode
+            for k in range(t, 12):
+                chain.append(int(rollout.next_ids[k, n]))
+                if rollout.dones[k, n]:
+                    break
+            weights = [0.8**j for j in range(len(chain))]
+            drawn = {name: count for (index, name), count in found.items() if index == t * 3 + n}
+            assert set(drawn) <= set(chain) and sum(drawn.values()) == 400
+            for name, weight in zip(chain, weights, strict=True):
+                assert abs(drawn.get(name, 0) / 400 - weight / sum(weights)) < 0.1
 
 
 @pytest.mark.parametrize("embeddings", ["policy", "own"])
@@ -127,7 +260,15 @@ def test_icm_pays_unforeseen_consequences_more_than_foreseen_ones():
 
 
 @pytest.mark.parametrize(
-    ("method", "embeddings"), [("deir", "policy"), ("icm", "policy"), ("rnd", "policy"), ("rnd", "own"), ("ngu", "own")]
+    ("method", "embeddings"),
+    [
+        ("deir", "policy"),
+        ("icm", "policy"),
+        ("rnd", "policy"),
+        ("rnd", "own"),
+        ("ngu", "own"),
+        *((name, "own") for name in ("etd", "e3b", "ride", "disagreement", "pseudo-counts")),
+    ],
 )
 def test_the_loss_falls(method, embeddings):
     model = make(method, embeddings=embeddings)
@@ -148,7 +289,7 @@ def test_batches_hold_the_genuine_transitions_of_every_epoch(method, late_resets
 
     valid, views = rollout.valid, rollout.table.distinct
     expected = names(views[rollout.ids[:-1][valid]], rollout.actions[valid], views[rollout.next_ids[valid]])
-    found, naive = [], ORACLES[method](model, 4)
+    found, naive = [], ORACLES.get(method, Naive)(model, 4)
     with torch.no_grad():
         naive.before(rollout)
     for batch in model.batches(rollout, carry, 2, 20, torch.Generator().manual_seed(0)):
@@ -245,7 +386,16 @@ CASES = [
     ("deir-inverse", {}),
     ("deir-forward", {}),
     ("deir+rnd", {}),
+    ("deir+visits", {}),
     ("count", {}),
+    ("etd", {}),
+    ("e3b", {}),
+    ("ride", {}),
+    ("re3", {}),
+    ("re3", {"re3": {"neighbours": 40}}),
+    ("disagreement", {}),
+    ("disagreement", {"disagreement": {"features": "inverse"}}),
+    ("pseudo-counts", {}),
 ]
 
 
@@ -321,6 +471,26 @@ def test_the_losses_of_inverse_and_forward_models():
     assert_same_loss(model, batch, inverse_loss(model, *trajectories(model, *plain), batch.actions))
     model, batch, plain = learning("deir-forward")
     assert_same_loss(model, batch, forward_loss(model, *trajectories(model, *plain), batch.actions))
+    model, batch, plain = learning("ride")
+    assert_same_loss(model, batch, icm_loss(model, *plain, batch.actions))
+    for method in ("e3b", "pseudo-counts"):
+        model, batch, plain = learning(method)
+        assert_same_loss(model, batch, inverse_loss(model, *trajectories(model, *plain), batch.actions))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_contrastive_loss_over_distinct_observations_is_that_of_the_batch(training):
+    model, batch, (_, now, _) = learning("etd")
+    model.train(training)
+    twin = copy.deepcopy(model)
+    assert_same_loss(model, batch, etd_loss(twin, now, batch.later.gather()))
+
+
+@pytest.mark.parametrize("features", ["random", "inverse"])
+def test_the_loss_of_the_ensemble(features):
+    model, batch, (_, now, then) = learning("disagreement", disagreement={"features": features})
+    assert len({tuple(rows.tolist()) for rows in batch.draws}) == 5
+    assert_same_loss(model, batch, disagreement_loss(model, now, then, batch.actions, batch.draws))
 
 
 @pytest.mark.parametrize("embeddings", ["policy", "own"])

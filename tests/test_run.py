@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
 
 
 def test_run_directory_is_complete_and_its_config_repeats_the_run(tmp_path):
-    run.start(small(tensorboard=True), tmp_path / "a")
+    run.start(small(loggers="csv,tensorboard"), tmp_path / "a")
     written = {p.name for p in (tmp_path / "a").iterdir()}
     assert written == {"config.yaml", "progress.csv", "checkpoints", "summary.json", "tensorboard"}
     log = rows(tmp_path / "a")
@@ -93,9 +93,12 @@ def test_run_directory_is_complete_and_its_config_repeats_the_run(tmp_path):
         {"method": "ngu"},
         {"method": "noveld"},
         {"method": "count"},
+        {"method": "etd"},
+        {"method": "e3b"},
+        {"method": "disagreement", "env": {"full_view": True, "fixed_layout": 3}},
         {"ppo": {"truncation": "bootstrap"}},
     ],
-    ids=["plain", "noise", "view3", "none", "ngu", "noveld", "count", "bootstrap"],
+    ids=["plain", "noise", "view3", "none", "ngu", "noveld", "count", "etd", "e3b", "ensemble", "bootstrap"],
 )
 def test_resumed_minigrid_run_equals_an_uninterrupted_one_to_the_last_bit(tmp_path, variant):
     run.start(small(**variant), tmp_path / "whole")
@@ -105,14 +108,18 @@ def test_resumed_minigrid_run_equals_an_uninterrupted_one_to_the_last_bit(tmp_pa
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "parts"))
 
 
-@pytest.mark.parametrize("method", ["deir", "rnd"])
-def test_the_model_beside_the_policy_gives_the_same_run(tmp_path, method):
-    """Each computes with one of two threads, so that every sum is made in the same order."""
-    run.start(small(method=method), tmp_path / "one")
-    run.start(small(method=method, threads=2), tmp_path / "two")
+@pytest.mark.parametrize(
+    "variant",
+    [{"method": "deir"}, {"method": "rnd"}, {"env": {"noise": 0.1}}, {"network": {"norm": "layer"}}],
+    ids=["deir", "rnd", "noise", "layer"],
+)
+def test_the_model_beside_the_policy_gives_the_same_run(tmp_path, variant):
+    """Each computes with one of two threads, and sums are made in the same order with any number of them."""
+    run.start(small(**variant), tmp_path / "one")
+    run.start(small(**variant, threads=2), tmp_path / "two")
     assert untimed(tmp_path / "one") == untimed(tmp_path / "two")
     assert_same(final_state(tmp_path / "one"), final_state(tmp_path / "two"))
-    run.start(small(method=method, threads=2, steps=256 * 3), tmp_path / "parts")
+    run.start(small(**variant, threads=2, steps=256 * 3), tmp_path / "parts")
     run.resume(tmp_path / "parts", {"steps": 256 * 6})
     assert untimed(tmp_path / "one") == untimed(tmp_path / "parts")
 
@@ -128,14 +135,14 @@ def test_a_run_of_the_time_when_models_had_processes_resumes(tmp_path):
 
 
 def test_where_the_model_learns_beside_the_policy():
-    """Where views share patches, and a method learns, with a thread to spare."""
+    """Where the grid encoder is compiled code, and a method learns, with a thread to spare."""
     cases = [
         (True, {"threads": 2}),
         (False, {"threads": 1}),
         (False, {"threads": 2, "method": "none"}),
         (False, {"threads": 2, "reward": {"overlap": False}}),
-        (False, {"threads": 2, "env": {"noise": 0.1}}),
-        (False, {"threads": 2, "network": {"norm": "layer"}}),
+        (True, {"threads": 2, "env": {"noise": 0.1}}),
+        (True, {"threads": 2, "network": {"norm": "layer"}}),
         (False, {"threads": 2, "env": {"id": "CartPole-v1"}}),
     ]
     for expected, changes in cases:

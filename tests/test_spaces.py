@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
@@ -14,9 +16,13 @@ from numpy.typing import NDArray
 from deir.config import EnvConfig
 from deir.envs import check_env, make_envs
 from deir.envs.gymnasium import GymnasiumEnvs
+from deir.envs.kinds import suits_control
+from deir.envs.layout import ObservationLayout
 from deir.envs.minigrid import missions
-from deir.envs.spaces import ObservationLayout, PackedBox
+from deir.envs.spaces import PackedBox, SeenBox, described, from_description
 from deir.errors import UserError
+from deir.plugin.observations import ObservationFormat
+from deir.runs import checkpoint
 from test_gymnasium import MINIGRID, N, Shown, make, shown
 
 
@@ -173,3 +179,82 @@ def test_unsupported_spaces_say_what_is_supported(observations: spaces.Space[Any
     )
     with pytest.raises(UserError, match=expected):
         shown(observations, actions)
+
+
+SEEN = [
+    spaces.Box(-1, 1, (5,), np.float64),
+    spaces.Box(0, 255, (8,), np.uint8),
+    spaces.Box(0, 10**6, (3,), np.int64),
+    spaces.Box(-1, 1, (2, 3), np.float32),
+    spaces.Box(-1, 1, (20, 18), np.float32),
+    spaces.Box(0, 255, (6, 7), np.uint8),
+    spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    spaces.Box(0, 9, (3, 7, 7), np.int64),
+    spaces.Box(0, 1, (5, 7, 7), np.float32),
+    spaces.Box(0, 1, (10, 20, 15), np.float32),
+    spaces.Box(0, 255, (1, 9, 4), np.uint8),
+    spaces.Box(0, 255, (4, 3, 20, 20), np.uint8),
+    spaces.Box(0, 255, (4, 20, 20, 3), np.uint8),
+]
+
+
+@pytest.mark.parametrize("box", SEEN, ids=lambda box: f"{box.shape}-{box.dtype}")
+def test_the_plug_in_sees_what_environments_see_and_gives_it_back(box: spaces.Box) -> None:
+    ours, theirs = ObservationLayout.of(box, "x"), ObservationFormat(box)
+    assert ours.space == theirs.space and ours.space.dtype == theirs.space.dtype
+    raw = np.stack([box.sample() for _ in range(6)])
+    laid_out = ours.batch(raw)
+    for kind in (raw, torch.from_numpy(raw), raw.astype(np.float64)):
+        read = theirs.read("observations", kind.reshape(2, 3, *box.shape), ("T", 3))
+        assert read.numpy().dtype == laid_out.dtype and np.array_equal(read.flatten(0, 1).numpy(), laid_out)
+    given = theirs.as_given(torch.from_numpy(laid_out))
+    assert np.allclose(given.numpy(), raw)
+    again = ObservationFormat(ours.space)  # of a run that is loaded: as it is
+    assert again.space == ours.space and np.array_equal(again.read("x", laid_out, ("B",)).numpy(), laid_out)
+
+
+def test_channels_first_can_be_said() -> None:
+    box = spaces.Box(0, 255, (10, 20, 15), np.uint8)
+    assert ObservationFormat(box).space.shape == (10, 20, 15)
+    assert ObservationFormat(box, channels_first=True).space.shape == (20, 15, 10)
+    assert ObservationFormat(spaces.Box(0, 255, (3, 9, 9), np.uint8), channels_first=False).space.shape == (3, 9, 9)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *SEEN,
+        spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf])),
+        spaces.Discrete(4, start=2),
+        spaces.MultiDiscrete([2, 5]),
+        SeenBox(0, 1, (4,), np.uint8),
+        PackedBox({"camera": SeenBox(0, 255, (8, 8, 3), np.uint8), "speed": SeenBox(-np.inf, np.inf, (2,))}),
+    ],
+    ids=str,
+)
+def test_a_space_comes_back_from_its_description(space: Any, tmp_path: Any) -> None:
+    checkpoint.save({"space": described(space)}, tmp_path / "1.safetensors")
+    again = from_description(checkpoint.load(tmp_path / "1.safetensors")["space"])
+    assert type(again) is type(space) and again == space and again.dtype == space.dtype
+    assert described(spaces.Text(3)) is None
+
+
+def test_the_kinds_of_gymnasiums_own_tasks_are_those_of_their_spaces() -> None:
+    for name, spec in gymnasium.registry.items():
+        module = str(spec.entry_point).partition(":")[0]
+        if not module.startswith("gymnasium.envs.") or "mujoco" in module:
+            continue
+        try:
+            env = gymnasium.make(name)
+        except (gymnasium.error.DependencyNotInstalled, ImportError):
+            continue
+        acts, sees = env.action_space, env.observation_space
+        env.close()
+        vector = isinstance(sees, spaces.Box) and len(sees.shape) == 1
+        assert suits_control(name) == ("continuous" if isinstance(acts, spaces.Box) else "control" if vector else None)
+
+
+def test_gymnasiums_own_tasks_are_not_made_to_choose_a_preset(monkeypatch: Any) -> None:
+    monkeypatch.setattr(gymnasium, "make", lambda *_, **__: pytest.fail("an environment was made"))
+    for name in ("CartPole-v1", "Pendulum-v1", "Hopper-v5", "LunarLanderContinuous-v3", "FrozenLake-v1"):
+        suits_control(name)

@@ -113,7 +113,7 @@ def test_the_worker_of_layouts_ends_with_its_parent_in_the_middle_of_a_layout(tm
     parent = tmp_path / "parent.py"
     parent.write_text(
         "import time\nfrom deir.envs.minigrid.catalogue import TaskSpec\n"
-        "from deir.envs.minigrid.layouts import Worker\n"
+        "from deir.envs.minigrid.layout_worker import Worker\n"
         "worker = Worker.start(TaskSpec('slow', 'slow:Slow'))\nworker.request(1)\nworker.send()\n"
         "print(worker.process.pid, flush=True)\ntime.sleep(1000)\n"
     )
@@ -129,7 +129,7 @@ def test_the_worker_of_layouts_ends_with_its_parent_in_the_middle_of_a_layout(tm
 
 TINY = [
     "--env", "Empty-5x5", "--method", "none", "--env.n-envs", "4", "--ppo.rollout-steps", "32",
-    "--ppo.minibatch-size", "64", "--steps", "100M", "--threads", "1", "--env.no-layout-worker", "--no-tensorboard",
+    "--ppo.minibatch-size", "64", "--steps", "100M", "--threads", "1", "--env.no-layout-worker", "--loggers", "csv",
     "--checkpoint.every", "1000000",
 ]  # fmt: skip
 
@@ -243,7 +243,7 @@ def test_a_place_that_cannot_be_written_is_told_before_any_work(tmp_path, monkey
     for name in ("deir.runs.run.make_trainer", "deir.experiments.sweep.scheduler.advance",
                  "deir.experiments.report.curves.read_all",
                  "deir.experiments.paper.distances.make_trainer", "deir.experiments.paper.trajectories.make_trainer",
-                 "deir.experiments.bench.command._in_own_process"):  # fmt: skip
+                 "deir.experiments.bench.command.in_own_process"):  # fmt: skip
         monkeypatch.setattr(name, never)
     for odd in odd_places(tmp_path):
         commands = [

@@ -16,13 +16,13 @@ import yaml
 from deir.cli import main
 from deir.errors import UserError
 from deir.experiments.report.curves import read_all
-from deir.experiments.sweep.command import Sweep, command_of, estimate
+from deir.experiments.sweep.command import Sweep, estimate
 from deir.experiments.sweep.engines import LocalEngine
 from deir.experiments.sweep.grid import make_grid
 from deir.experiments.sweep.jobs import Job
 from deir.experiments.sweep.live_table import SweepBoard
 from deir.experiments.sweep.scheduler import Board, Run, run_all
-from deir.files import held, only_writer
+from deir.files import HOLDER, held, only_writer
 from deir.runs import run
 from deir.runs.progress import last_row, read_rows
 
@@ -30,7 +30,7 @@ OVERRIDES = {
     "env": {"n_envs": 4, "layout_worker": False},
     "ppo": {"rollout_steps": 64, "minibatch_size": 64, "epochs": 2},
     "reward": {"minibatch_size": 64, "epochs": 2},
-    "tensorboard": False,
+    "loggers": "csv",
 }
 FILE = {
     "name": "tiny",
@@ -79,8 +79,8 @@ def wait_for(condition, seconds: float = 120):
 
 def writer_of(place: Path) -> int | None:
     """The process that holds a run directory; None while none does, or is just about to."""
-    lock = place / ".lock"
-    text = lock.read_text() if held(place) and lock.is_file() else ""
+    holder = place / HOLDER
+    text = holder.read_text() if held(place) and holder.is_file() else ""
     return int(text.split()[1]) if text else None
 
 
@@ -228,9 +228,11 @@ def test_a_report_names_the_runs_of_a_sweep_by_its_labels(tmp_path):
 
 
 def test_an_interrupted_sweep_names_the_whole_command():
-    assert command_of(Sweep(Path("a.yaml"))) == "deir sweep a.yaml"
-    given = Sweep(Path("a.yaml"), Path("b"), "ray", 2, "auto")
-    assert command_of(given) == "deir sweep a.yaml --out b --engine ray --jobs 2 --address auto"
+    assert Sweep(Path("a.yaml")).words("deir", "sweep", "a.yaml") == "deir sweep a.yaml"
+    given = Sweep(Path("a.yaml"), out=Path("b"), engine="ray", jobs=2, address="auto")
+    assert (
+        given.words("deir", "sweep", "a b.yaml") == "deir sweep 'a b.yaml' --out b --engine ray --jobs 2 --address auto"
+    )
 
 
 def test_the_estimate_uses_finished_runs_of_the_same_cell(tmp_path):

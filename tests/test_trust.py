@@ -30,6 +30,9 @@ NAMES = [
     ("env", "sys:exit"),
     ("method", "evil:X"),
     ("method", "procgen:X"),
+    ("network.encoder", "evil:X"),
+    ("reward.encoder", "evil:X"),
+    ("loggers", "evil:X"),
 ]
 
 
@@ -46,8 +49,8 @@ def stranger(tmp_path, monkeypatch):
 def saved_run(place: Path, field: str, name: str) -> Path:
     """A run directory as a stranger may send it."""
     config = to_dict(run.configure({}))
-    config["env"]["id" if field == "env" else "noise"] = name if field == "env" else 0.0
-    config["method"] = name if field == "method" else "deir"
+    section, _, key = {"env": "env.id"}.get(field, field).rpartition(".")
+    (config[section] if section else config)[key] = f"csv, {name}" if field == "loggers" else name
     (place / "checkpoints").mkdir(parents=True)
     (place / "config.yaml").write_text(yaml.safe_dump(config))
     (place / "progress.csv").write_text("iteration,frames\n1,8192\n")
@@ -61,6 +64,7 @@ def test_a_saved_name_of_code_is_refused(stranger, field, name):
 
     place = saved_run(stranger / "run", field, name)
     config = str(place / "config.yaml")
+    other = ["--env", "none"] if field == "method" else ["--method", "none"]
     attempts = [
         lambda: deir.load(place),
         lambda: deir.load_reward(place),
@@ -69,7 +73,7 @@ def test_a_saved_name_of_code_is_refused(stranger, field, name):
         lambda: cli.evaluate([str(place)]),
         lambda: cli.train(["--resume", str(place)]),
         lambda: cli.train(["--config", config, "--out", "new"]),
-        lambda: cli.train(["--config", config, "--out", "new", "--env" if field == "method" else "--method", "none"]),
+        lambda: cli.train(["--config", config, "--out", "new", *other]),
         lambda: cli.probe(["--run", str(place)]),
         lambda: parse(Probe, ["--config", config], "deir probe", {}),
         lambda: cli.distances(["--config", config]),
@@ -99,6 +103,29 @@ def test_a_file_of_a_sweep_or_a_study_too(stranger):
             for cell in read(stranger / "file.yaml", trust=True).cells if read is read_grid else ():
                 deir.make_envs(cell.configs[0].env)
             deir.make_envs("evil:make")
+        (stranger / "executed").unlink()
+        sys.modules.pop("evil")
+
+
+def test_a_file_cannot_ask_to_be_trusted(stranger):
+    from deir.experiments.paper.probe import Probe
+
+    place = saved_run(stranger / "run", "method", "evil:X")
+    for asked in ({"run": str(place), "trust": True}, {"config": "other.yaml"}):
+        (stranger / "file.yaml").write_text(yaml.safe_dump(asked))
+        with pytest.raises(UserError, match="expected it on the command line only"):
+            parse(Probe, ["--config", "file.yaml"], "deir probe", {})
+    assert not (stranger / "executed").exists()
+
+
+def test_a_logger_that_the_user_names_is_imported(stranger):
+    from deir import cli
+
+    place = saved_run(stranger / "run", "loggers", "evil:X")
+    for words in (["--resume", str(place), "--loggers", "csv,evil:X"], ["--resume", str(place), "--trust"]):
+        with pytest.raises(UserError, match="unknown name 'X'"):  # imported, and found to be no logger
+            cli.train(words)
+        assert (stranger / "executed").exists()
         (stranger / "executed").unlink()
         sys.modules.pop("evil")
 
@@ -143,9 +170,9 @@ process.wait(60)
 assert "configuration key" in open("o.log").read() or "error" in open("o.log").read(), open("o.log").read()
 """,
     "bench": """
-from deir.experiments.bench import command as bench
+from deir.experiments.bench import measuring as bench
 try:
-    bench._in_own_process("nothing")
+    bench.in_own_process("nothing")
 except Exception as error:
     assert "KeyError: 'nothing'" in str(error), error
 """,

@@ -15,6 +15,7 @@ from deir.errors import UserError
 from deir.experiments.sweep.grid import merged
 from deir.experiments.sweep.jobs import Job
 from deir.experiments.tune.command import make_pruner, make_sampler, open_study
+from deir.experiments.tune.page import _figures, write_page
 from deir.experiments.tune.study import TrialCurve, make_plan, objective
 from deir.runs import run
 from deir.runs.presets import CANDIDATES
@@ -210,6 +211,26 @@ def test_an_interrupted_study_goes_on_prunes_and_writes_its_results(tmp_path, ca
 
     assert tune(*command(file, out)) == 0  # nothing is left to do
     assert trials(out) == rows
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("trials", "kind", "missing"), [
+    (0, "rising", 7), (1, "rising", 3), (3, "rising", 2), (4, "rising", 1), (5, "same", 2), (30, "rising", 1),
+])  # fmt: skip
+def test_a_plot_that_would_be_empty_says_why_and_optuna_warns_of_nothing(trials, kind, missing, tmp_path, capsys):
+    search = {"ppo.gamma": {"low": 0.1, "high": 0.9}, "ppo.epochs": [1, 2]}
+    plan = make_plan(FILE | {"search": search, "sampler": "random"}, "x")
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(trials):
+        trial = study.ask(plan.space())
+        study.tell(trial, trial.params["ppo.gamma"] if kind == "rising" else 0.0)
+    figures = _figures(study, plan)
+    assert [isinstance(drawing, str) for _, drawing in figures].count(True) == missing
+    assert all(isinstance(drawing, str) or drawing.data for _, drawing in figures)
+    write_page(study, plan, tmp_path / "study.html")
+    page = (tmp_path / "study.html").read_text()
+    assert page.count("Nothing to show: ") == missing
+    assert capsys.readouterr().err == ""
 
 
 def test_runs_of_other_parameters_are_never_taken_over(tmp_path, capsys):

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,20 +18,37 @@ from torch import Tensor
 from deir.algorithm.policy import Policy
 from deir.config import Config
 from deir.envs import make_envs
-from deir.envs.spaces import PackedBox
+from deir.envs.spaces import PackedBox, from_description
 from deir.errors import UserError
 from deir.plugin.reward import Embeddings, Reward
-from deir.runs import checkpoint, run
+from deir.runs import checkpoint as checkpoints
+from deir.runs import run, zoo
 from deir.runs.directory import RunDirectory
 from deir.runs.training import make_ops
 from deir.seeding import torch_generator
+
+Spaces = tuple[Space[Any], Space[Any]]
+
+
+class Progress(NamedTuple):
+    """How far an agent was trained."""
+
+    iteration: int
+    frames: int
 
 
 class Agent:
     """A trained policy. It keeps nothing between calls: the caller holds its memory."""
 
-    def __init__(self, policy: Policy, config: Config, reward: Callable[[], Reward] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        reward: Callable[[], Reward] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         """`reward` makes the reward model that was trained beside the policy, when it is asked for."""
+        self.progress = progress
         self.policy = policy.eval()
         self.config = config
         self.generator = torch_generator(config.seed, "act")
@@ -74,33 +92,55 @@ class Agent:
         return np.asarray(observations)
 
 
-def load(path: str | Path, trust: bool = False) -> Agent:
-    """The agent of a run directory, at its last whole checkpoint.
+def load(path: str | Path, trust: bool = False, checkpoint: int | None = None) -> Agent:
+    """The agent of a run directory, at its last whole checkpoint or at that of an iteration.
 
+    Or one of the zoo, as zoo:DoorKey-8x8, which is its policy alone.
     `trust`: whether code that the run names, as module:factory or package.module:Class, may be imported.
     """
-    return _load(path, AutoresetMode.SAME_STEP, None, trust)
+    if zoo.is_name(path):
+        specimen = zoo.read(str(path))
+        policy, _ = _untrained(specimen.config)
+        policy.load_state_dict(specimen.policy)
+        return Agent(policy, specimen.config)
+    return _load(path, AutoresetMode.SAME_STEP, None, trust, checkpoint)
 
 
-def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None, trust: bool) -> Agent:
+def _untrained(config: Config, described: dict[str, Any] | None = None) -> tuple[Policy, Spaces]:
+    """The policy of a configuration before training, and its spaces: as a checkpoint has them, or where it is too old
+    for that, those of the environments themselves."""
+    if described and None not in described.values():
+        observations, actions = (from_description(described[name]) for name in ("observation", "action"))
+    else:
+        envs = make_envs(config.env, config.seed)
+        observations, actions = envs.observation_space, envs.action_space
+        envs.close()
+    ops = make_ops(replace(config, device="cpu", ops=None))
+    return Policy(observations, actions, config.network, ops), (observations, actions)
+
+
+def _load(
+    path: str | Path, mode: AutoresetMode | str, n_envs: int | None, trust: bool, iteration: int | None = None
+) -> Agent:
     directory = RunDirectory.existing(Path(path), "run")
     config = run.load_config(directory.path, trust=trust)
-    run.validate(replace(config, device="cpu"))  # an agent acts here, wherever it was trained
-    envs = make_envs(config.env, config.seed)
-    try:
-        spaces = envs.observation_space, envs.action_space
-    finally:
-        envs.close()
-    policy = Policy(*spaces, config.network, make_ops(replace(config, device="cpu", ops=None)))
+    run.validate(replace(config, device="cpu", loggers="csv"))  # an agent acts here, and nobody listens
+    accepted: list[tuple[Policy, Spaces]] = []
 
-    def accept(found: checkpoint.Found) -> None:
+    def accept(found: checkpoints.Found) -> None:
+        policy, spaces = _untrained(config, found.state.get("spaces"))
         try:
             policy.load_state_dict(found.state["policy"])
         except Exception as error:  # a state of another network can fail in any way
-            raise checkpoint.UnfitCheckpoint(f"{found.path} does not fit the run's configuration: {error}") from None
+            raise checkpoints.UnfitCheckpoint(f"{found.path} does not fit the run's configuration: {error}") from None
+        accepted.append((policy, spaces))
 
-    state, source, complaints = checkpoint.load_latest(directory.checkpoints, accept)
-    checkpoint.tell(complaints, source)
+    if iteration is None:
+        state, source, complaints = checkpoints.load_latest(directory.checkpoints, accept)
+        checkpoints.tell(complaints, source)
+    else:
+        state, source = checkpoints.load_iteration(directory.checkpoints, iteration, accept)
+    policy, spaces = accepted[0]
 
     def reward() -> Reward:
         env = replace(config.env, n_envs=n_envs or config.env.n_envs)
@@ -110,7 +150,7 @@ def _load(path: str | Path, mode: AutoresetMode | str, n_envs: int | None, trust
         made.load_learned(state["stage"], state["reward_moments"])
         return made
 
-    return Agent(policy, config, reward)
+    return Agent(policy, config, reward, Progress(int(state["iteration"]), int(state["frames"])))
 
 
 def load_reward(

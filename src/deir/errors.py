@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 LONGEST = 200  # characters of a value that a message repeats
+MOST = 40  # names that a message lists
 
 
 class UserError(ValueError):
@@ -44,11 +45,12 @@ def nearest(value: str, choices: Iterable[str]) -> str | None:
 def unknown(
     field: str, value: str, choices: Iterable[str], listing: str | None = None, also: str | None = None
 ) -> UserError:
-    """An unknown name: the nearest valid one, and all of them (or the command that lists them)."""
+    """An unknown name: the nearest valid one, and all of them unless they are many (or the command that lists them)."""
     choices = sorted(choices)
     close = nearest(value, choices)
     hint = f" Did you mean {close!r}?" if close else ""
-    known = f"`{listing}` shows what there is" if listing else f"expected one of: {', '.join(choices)}"
+    rest = f" and {len(choices) - MOST:,} more" if len(choices) > MOST else ""
+    known = f"`{listing}` shows what there is" if listing else f"expected one of: {', '.join(choices[:MOST])}{rest}"
     more = f", or {also}" if also else ""
     return UserError(f"{field}: unknown name {shortened(value)}.{hint} ({known}{more})")
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import platform
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from filelock import FileLock, Timeout
+
 from deir.errors import UserError, invalid
 
-try:
-    import fcntl
-except ImportError:  # such locks are POSIX; elsewhere the user sees to it that only one process writes
-    fcntl = None  # type: ignore[assignment]
-
 LOCK = ".lock"
+HOLDER = ".writer"  # who holds the lock: a locked file itself cannot be read everywhere
 TRIAL = ".writable.tmp"
+_MOMENT = 0.1  # seconds
 BUFFER = 1 << 20
 _SEAL = "# crc32 {:08x} of the lines below; remove this line if you change them\n"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -120,69 +118,67 @@ def check_seal(path: Path) -> None:
     words = first.split()
     if words[:2] == [b"#", b"crc32"] and first + b"\n" != _SEAL.format(zlib.crc32(rest)).encode():
         raise UserError(
-            f"{path} is not what was written: it is damaged, or was changed by hand. Put the old file back, or remove "
-            "its first line if the change was meant"
+            f"{path} has been changed since it was written: if you meant that, delete its first line, which begins "
+            "with '# crc32'; if not, put the old file back"
         )
 
 
 @contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
     """Refuses a directory that another process holds. The system lets go when a process ends, however it ends."""
-    if fcntl is None:
+    lock, holder = FileLock(directory / LOCK), directory / HOLDER
+    try:
+        lock.acquire(timeout=2 * _MOMENT)  # somebody may just be asking whether it is `held`
+    except Timeout:
+        told = _read(holder) or "another process"
+        raise UserError(f"{directory}: {told} is writing there; wait until it ends, or stop it") from None
+    try:
+        holder.write_text(f"process {os.getpid()} on {platform.node()}")
         remove_temporaries(directory)
         yield
-        return
-    path = directory / LOCK
-    with _locked(path):
-        remove_temporaries(directory)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    finally:
+        holder.unlink(missing_ok=True)
+        _let_go(lock)
+        with suppress(OSError):  # a lock that comes back after a power cut has no holder
+            sync_directory(directory)
 
 
 def held(directory: Path) -> bool:
     """Whether a process writes there now."""
-    path = directory / LOCK
-    if fcntl is None or not path.is_file():
+    if not (directory / LOCK).is_file():
         return False
-    with path.open("a+") as file:
-        return not _try_lock(file, fcntl.LOCK_SH)
-
-
-def _locked(path: Path) -> IO[str]:
-    while True:
-        file = path.open("a+")
-        if not _try_lock(file, fcntl.LOCK_EX, attempts=3):
-            file.seek(0)
-            holder = file.read() or "another process"
-            file.close()
-            raise UserError(f"{path.parent}: {holder} is writing there; wait until it ends, or stop it")
-        if _is(file, path):
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}")
-            file.flush()
-            return file
-        file.close()  # the last holder removed this file after we had opened it
-
-
-def _try_lock(file: IO[str], kind: int, attempts: int = 1) -> bool:
-    """More than one attempt where somebody may just be asking whether it is `held`, which takes a moment's lock."""
-    for attempt in range(attempts):
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.05 if attempt + 1 < attempts else 0)
-        else:
-            return True
+    lock = FileLock(directory / LOCK)
+    try:
+        lock.acquire(timeout=_MOMENT)
+    except Timeout:
+        return True
+    lock.release()
     return False
 
 
-def _is(file: IO[str], path: Path) -> bool:
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time: waits until the others are done with the file."""
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    lock.acquire()
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+        yield
+    finally:
+        _let_go(lock)
+
+
+def _let_go(lock: FileLock) -> None:
+    """The file goes first: whoever has opened it meanwhile sees that it has no name any more, and tries again."""
+    if os.name == "posix":
+        Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def as_cell(text: str) -> str:

@@ -8,11 +8,15 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from deir.errors import UserError, shortened
 
-PROCGEN = "procgen:"
-"""Names of environments that begin so are names of games, not of modules."""
+if TYPE_CHECKING:
+    from deir.config import Config
+
+BACKEND_PREFIXES = {"procgen:"}
+"""Names of environments that begin so are names of a registered backend's tasks, not of modules."""
 
 
 def import_named(field: str, name: str, expected: str) -> ModuleType:
@@ -29,17 +33,25 @@ def import_named(field: str, name: str, expected: str) -> ModuleType:
 
 
 def names_code(field: str, name: str) -> bool:
-    """Whether a task (`field` env) or method of this name is imported from a module that is not ours."""
-    return ":" in name and not (field == "env" and name.startswith(PROCGEN))
+    """Whether a task (`field` env), method, encoder or logger of this name is imported from a module not ours."""
+    return ":" in name and not (field == "env" and name.startswith(tuple(BACKEND_PREFIXES)))
 
 
-def check_trusted(env: str, method: str, source: Path | str, trust: bool | Collection[str] = ()) -> None:
+def code_named(config: Config) -> list[tuple[str, str]]:
+    """The options of a configuration that name code which is not ours, with the names."""
+    encoders = [("network.encoder", config.network.encoder), ("reward.encoder", config.reward.encoder)]
+    loggers = [("loggers", name) for name in config.loggers.split(",")]
+    named = [("env", config.env.id), ("method", config.method), *encoders, *loggers]
+    return [(field, name.strip()) for field, name in named if names_code(field, name)]
+
+
+def check_trusted(config: Config, source: Path | str, trust: bool | Collection[str] = ()) -> None:
     """Refuses a configuration out of a file that names code, which would be run, unless the user names it too.
 
     `trust`: True, or the names that the user gave.
     """
-    for field, name in (("env", env), ("method", method)):
-        if trust is True or not names_code(field, name) or (trust and name in trust):
+    for field, name in code_named(config):
+        if trust is True or (trust and name in trust):
             continue
         raise UserError(
             f"{field}: {source} names code, {shortened(name)}, which is not run unless you ask for it: expected the "

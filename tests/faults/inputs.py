@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import signal
 import sys
 import time
 import traceback
@@ -24,6 +25,7 @@ from deir.errors import UserError
 
 from .base import Budget, Tally
 
+PATIENCE = 300  # seconds after which a case hangs
 LONGEST = 60_000  # characters of output; a message that repeats a value does not reach it
 EVIL = """
 import pathlib
@@ -32,6 +34,14 @@ def make(**_):
     raise SystemExit(0)
 X = make
 """
+
+
+class Hangs(BaseException):
+    """A case waits for something that does not come."""
+
+
+def hangs(*_: Any) -> None:
+    raise Hangs
 
 
 class Began(BaseException):
@@ -46,7 +56,7 @@ WORK = (
     "deir.runs.run.make_trainer",
     "deir.experiments.sweep.scheduler.advance",
     "deir.experiments.tune.command.search",
-    "deir.experiments.bench.command._in_own_process",
+    "deir.experiments.bench.command.in_own_process",
     "deir.experiments.paper.probe.all_seeds",
     "deir.experiments.paper.distances.gather",
 )
@@ -65,6 +75,8 @@ def judge(what: str, action: Callable[[], Any], tally: Tally, trace: Path | None
     """Runs one case in this process. Whatever is no answer and no clear error is a fault."""
     output = io.StringIO()
     code: Any = 0
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(PATIENCE)
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             action()
@@ -75,9 +87,15 @@ def judge(what: str, action: Callable[[], Any], tally: Tally, trace: Path | None
         output.write(str(mistake))
     except SystemExit as end:
         code = end.code or 0
+    except Hangs:
+        tally.loss(f"{what}: hangs: {traceback.format_exc()[-1500:]}")
+        return
     except BaseException:
         tally.traceback(f"{what}: {traceback.format_exc()[-1500:]}")
         return
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
     text = output.getvalue()
     if trace is not None and trace.exists():
         trace.unlink()

@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {
     "network": {"hidden": 8, "features": 8, "mlp": 8},
     "checkpoint": {"every": 1, "keep": 2},
     "maps": True,
-    "tensorboard": False,
+    "loggers": "csv",
     "threads": 1,
     "steps": FRAMES * ITERATIONS,
 }

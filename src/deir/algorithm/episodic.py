@@ -13,7 +13,7 @@ def episode_first_positions(starts: Tensor, carried: Tensor) -> Tensor:
     starts: [T, N] bool; carried: [N] steps of the running episode that stand before the rollout, whose rows end at
     `carried.max()`. Gives [T, N] int64.
     """
-    depth = int(carried.max()) if carried.numel() else 0
+    depth = int(carried.max())
     rows = torch.arange(len(starts), device=starts.device)[:, None] + depth
     began = torch.where(starts, rows, -1)
     began[0] = torch.where(starts[0], began[0], depth - carried)
@@ -26,13 +26,40 @@ def first_occurrences(keys: Tensor, key_first: Tensor, queries: Tensor, query_fi
     Episodes are named by their first row: key_first [S, N] and query_first [T, N]; -1 for rows of no episode.
     """
     rows, envs = keys.shape
-    _, names = torch.cat([keys, queries]).unique(return_inverse=True)
-    episodes = (torch.cat([key_first, query_first]) + 1) * envs + torch.arange(envs, device=keys.device)
-    _, pairs = (episodes * (names.max() + 1) + names).unique(return_inverse=True)  # (episode, key)
+    pairs = _names_in_episodes(keys, key_first, queries, query_first)
     times = torch.arange(rows, device=keys.device)[:, None].expand(rows, envs)
     earliest = torch.full((pairs.numel(),), rows, device=keys.device)
     earliest.scatter_reduce_(0, pairs[:rows].flatten(), times.flatten(), "amin")
     return earliest[pairs[rows:]]
+
+
+def earlier_occurrences(keys: Tensor, key_first: Tensor, queries: Tensor, query_first: Tensor) -> Tensor:
+    """How many rows of keys [S, N] up to its own time equal each query [T, N] in its environment and episode. [T, N]
+
+    The last T keys are of the times of the queries.
+    """
+    rows = len(keys)
+    pairs = _names_in_episodes(keys, key_first, queries, query_first)  # [S+T, N]
+    times = torch.arange(rows, device=keys.device)
+    moments = torch.cat([2 * times, 2 * times[rows - len(queries) :] + 1])[:, None]  # a query just after its key
+    order = (pairs * 2 * rows + moments).flatten().argsort()
+    is_key = (torch.arange(len(pairs), device=keys.device) < rows)[:, None].expand_as(pairs).flatten()
+    so_far = is_key[order].cumsum(0)  # keys of this pair and of all pairs before it
+    sorted_pairs = pairs.flatten()[order]
+    per_pair = torch.bincount(pairs[:rows].flatten(), minlength=int(pairs.max()) + 1)
+    before = per_pair.cumsum(0) - per_pair  # keys of all pairs before it
+    counts = torch.empty_like(so_far)
+    counts[order] = so_far - before[sorted_pairs]
+    return counts.view_as(pairs)[rows:]
+
+
+def _names_in_episodes(keys: Tensor, key_first: Tensor, queries: Tensor, query_first: Tensor) -> Tensor:
+    """Integers from 0 that two entries share where they are equal and of one episode of one environment. [S+T, N]"""
+    envs = keys.shape[1]
+    _, names = torch.cat([keys, queries]).unique(return_inverse=True)
+    episodes = torch.cat([key_first, query_first]) * envs + torch.arange(envs, device=keys.device)
+    _, pairs = (episodes * (names.max() + 1) + names).unique(return_inverse=True)
+    return pairs
 
 
 def repeats_in_episode(ids: Tensor, next_ids: Tensor, first: Tensor, last: Tensor, depth: int) -> Tensor:

@@ -1,7 +1,8 @@
-"""Encoders of Appendix A.5."""
+"""Encoders of Appendix A.5, and the registry of encoders."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,13 +14,22 @@ from torch.nn import functional as F
 
 from deir.algorithm.layers import NormKind, norm_image, norm_vector
 from deir.envs.spaces import PackedBox
-from deir.errors import UserError
+from deir.errors import UserError, invalid
+from deir.registry import Entry, Registry
 
 
 class Encoder(nn.Module):
-    """Observations [B, *obs] -> embeddings [B, features]; images are in height-width-channel order."""
+    """Observations [B, *obs] -> embeddings [B, features]; images are in height-width-channel order.
 
+    A class of your own is made as `cls(shape, features, norm)`, with the shape of one observation and network.norm.
+    """
+
+    dimensions = 3  # of the observations it takes: 3 for images, 1 for vectors
     features: int
+
+    @classmethod
+    def made_for(cls, space: spaces.Box, features: int, norm: NormKind) -> Encoder:
+        return cls(space.shape, features, norm)  # type: ignore[call-arg]
 
 
 class GridEncoder(Encoder):
@@ -70,7 +80,7 @@ class ConvEncoder(Encoder):
             if min(height, width) < 1:
                 side = f"{self.SIDE}x{self.SIDE}"
                 raise UserError(f"network.encoder: dqn needs images of at least {side}, got {shape[0]}x{shape[1]}")
-            layers += [norm_image(norm, (channels, height, width)), nn.ReLU()]
+            layers += [norm_image(norm, (channels, height, width)), nn.ReLU(inplace=True)]
         self.body = nn.Sequential(*layers, nn.Flatten())
         self.tail = nn.Sequential(
             nn.Linear(channels * height * width, features), norm_vector(norm, features), nn.ReLU()
@@ -109,7 +119,7 @@ class ResidualBlock(nn.Module):
         channels = shape[0]
         self.body = nn.Sequential(
             nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1), norm_image(norm, shape),
-            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1), norm_image(norm, shape),
+            nn.ReLU(inplace=True), nn.Conv2d(channels, channels, 3, padding=1), norm_image(norm, shape),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,11 +147,12 @@ class RunningNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self._follow(x)
+            self.follow(x)
         return ((x - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
 
     @torch.no_grad()
-    def _follow(self, x: Tensor) -> None:
+    def follow(self, x: Tensor) -> None:
+        """Takes in the vectors [B, F]."""
         self.count += len(x)
         share = (len(x) / self.count).to(x.dtype)
         variance, mean = torch.var_mean(x, 0, correction=0)
@@ -158,6 +169,8 @@ def norm_input(kind: NormKind, width: int) -> nn.Module:
 class VectorEncoder(Encoder):
     """Two fully connected layers for vector observations; one-hot vectors are taken as they are."""
 
+    dimensions = 1
+
     def __init__(self, width: int, features: int, norm: NormKind, one_hot: bool = False) -> None:
         super().__init__()
         self.features = features
@@ -167,8 +180,24 @@ class VectorEncoder(Encoder):
             nn.Linear(features, features), norm_vector(norm, features), nn.ReLU(),
         )  # fmt: skip
 
+    @classmethod
+    def made_for(cls, space: spaces.Box, features: int, norm: NormKind) -> Encoder:
+        if len(space.shape) > 1:
+            return FlatEncoder(space.shape, features, norm)
+        return cls(space.shape[0], features, norm, one_hot=space.dtype == np.uint8)
+
     def forward(self, observations: Tensor) -> Tensor:
         return self.body(observations.to(next(self.body.parameters()).dtype))
+
+
+class FlatEncoder(VectorEncoder):
+    """Views as one long vector each, for small networks: no neighbourhoods, and a fiftieth of the arithmetic."""
+
+    def __init__(self, shape: tuple[int, ...], features: int, norm: NormKind) -> None:
+        super().__init__(math.prod(shape), features, norm)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return super().forward(observations.flatten(1))
 
 
 class PartsEncoder(Encoder):
@@ -198,30 +227,66 @@ class PartsEncoder(Encoder):
             yield encoder, own.view(dtype).view(-1, *part.shape)
 
 
-def encoder_kind(wanted: str, space: spaces.Space[Any], images: str) -> str:
+ENCODERS: Registry[Encoder] = Registry(
+    "encoder",
+    "deir.algorithm.networks:Encoder",
+    "auto, package.module:Class of your own, or deir.register_encoder",
+    {
+        "grid": Entry(__name__, "GridEncoder", "three 2x2 convolutions, for MiniGrid's views and other small images"),
+        "impala": Entry(__name__, "ImpalaEncoder", "IMPALA's residual network, for the policy on images"),
+        "dqn": Entry(__name__, "ConvEncoder", "the DQN network, widened, for the reward models on images"),
+        "mlp": Entry(__name__, "VectorEncoder", "two fully connected layers, for vectors and flattened views"),
+    },
+)
+
+
+def register_encoder(name: str, cls: type[Encoder], description: str = "") -> None:
+    """Makes a user's class an encoder: `--network.encoder NAME`, `--reward.encoder NAME`. For this program."""
+    if name == "auto" or "+" in name:  # a plus joins the kinds of several parts
+        raise invalid("name", name, "a name without a plus, other than 'auto'")
+    ENCODERS.register(name, cls, description)
+
+
+def check_encoder(field: str, name: str) -> None:
+    if name != "auto":
+        ENCODERS.find(name, field)
+
+
+def encoder_kind(wanted: str, space: spaces.Space[Any], images: str, field: str = "network.encoder") -> str:
     """The encoder for an observation space; `images` is what auto takes for large images. Of parts: joined by +."""
     assert isinstance(space, spaces.Box)
+    dimensions = None if wanted == "auto" else ENCODERS.find(wanted, field).dimensions
     if isinstance(space, PackedBox):
-        fits = [wanted if (wanted == "mlp") == (len(part.shape) == 1) else "auto" for part in space.parts.values()]
+        fits = [wanted if dimensions == len(part.shape) else "auto" for part in space.parts.values()]
         return "+".join(encoder_kind(*pair, images) for pair in zip(fits, space.parts.values(), strict=True))
     if len(space.shape) == 1:
         fitting = "mlp"
     else:
         small, narrow = max(space.shape[:2]) < 36, min(space.shape[:2]) < ConvEncoder.SIDE
         fitting = "grid" if small else "impala" if narrow else images
-    if wanted == "auto" or wanted == fitting:
-        return fitting
-    if (wanted == "mlp") != (len(space.shape) == 1):
-        raise UserError(f"network.encoder: {wanted!r} cannot take observations of shape {space.shape}; use {fitting!r}")
-    return wanted
+    if dimensions is not None and dimensions != len(space.shape) and wanted != "mlp":
+        raise UserError(f"{field}: {wanted!r} cannot take observations of shape {space.shape}; use {fitting!r}")
+    return fitting if wanted == "auto" else wanted
 
 
 def make_encoder(kind: str, space: spaces.Space[Any], features: int, norm: NormKind) -> Encoder:
     if isinstance(space, PackedBox):
         return PartsEncoder(space, kind.split("+"), features, norm)
-    shape = space.shape
-    assert shape is not None
-    if kind == "mlp":
-        return VectorEncoder(shape[0], features, norm, one_hot=space.dtype == np.uint8)
-    image = (shape[0], shape[1], shape[2])
-    return {"grid": GridEncoder, "dqn": ConvEncoder, "impala": ImpalaEncoder}[kind](image, features, norm)
+    assert isinstance(space, spaces.Box)
+    cls = ENCODERS.find(kind)
+    encoder = cls.made_for(space, features, norm)
+    if cls.__module__ != __name__:
+        encoder.features = features
+        _check_embeddings(encoder, kind, space)
+    return encoder
+
+
+@torch.no_grad()
+def _check_embeddings(encoder: Encoder, kind: str, space: spaces.Box) -> None:
+    """Of a class that is not ours, before anything is trained with it."""
+    dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
+    given = encoder.eval()(torch.zeros(2, *space.shape, dtype=dtype, device="cpu"))
+    encoder.train()
+    shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+    if shape != (2, encoder.features):
+        raise invalid(f"encoder {kind}: embeddings", shape, f"(2, {encoder.features}) of two observations")

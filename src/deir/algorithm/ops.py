@@ -1,4 +1,4 @@
-"""The one door to fast code: what is computed, as verbs, and each of them in plain PyTorch.
+"""The one interface to fast code: what is computed, as verbs, and each of them in plain PyTorch.
 
 `PlainOps` is what a reader reads, what a GPU runs, and what every other `Ops` must equal up to rounding. One is chosen
 for a run (`--ops`) and handed to the policy and the reward model; nothing else asks how things are computed.
@@ -20,6 +20,7 @@ from deir.algorithm.layers import Head
 from deir.algorithm.networks import Encoder
 from deir.algorithm.optimizer import ClippedAdam
 from deir.algorithm.ppo import ppo_loss
+from deir.algorithm.quasimetric import episodic_min_quasimetric, quasimetric
 from deir.algorithm.types import ObservationTable, Rows, Shared
 from deir.config import PPOConfig
 
@@ -125,6 +126,12 @@ class Ops(Protocol):
     def nearest(self, queries: Tensor, keys: Tensor, first: Tensor, last: Tensor, k: int) -> Tensor:
         """`episodic.episodic_nearest`"""
 
+    def quasimetric(self, x: Shared, y: Shared) -> Tensor:
+        """`quasimetric.quasimetric` of every row of one batch and every row of the other. [A, B]"""
+
+    def min_quasimetric(self, queries: Tensor, keys: Tensor, first: Tensor, last: Tensor, repeated: Tensor) -> Tensor:
+        """`quasimetric.episodic_min_quasimetric`"""
+
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         """`known`: of the last rollout's `Acting`."""
 
@@ -186,6 +193,10 @@ class PlainOps:
     ppo_loss = staticmethod(ppo_loss)
     min_ratio = staticmethod(episodic_min_ratio)
     nearest = staticmethod(episodic_nearest)
+    min_quasimetric = staticmethod(episodic_min_quasimetric)
+
+    def quasimetric(self, x: Shared, y: Shared) -> Tensor:
+        return quasimetric(x.gather(), y.gather())
 
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         return PlainActing(policy, repeats)

@@ -75,8 +75,8 @@ def collect(
     with timer("forward"):
         finals = np.concatenate([step.final_observations for step in env_steps])
         table, ids, final_ids = acting.table(observations, finals)
-        rollout = _assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, device)
-        rollout = replace(rollout, states=_stacked(states, device), positions=_stacked(positions, device))
+        rollout = assemble(table, ids, final_ids, [*starts, start], torch.stack(actions), env_steps, device)
+        rollout = replace(rollout, states=stacked_rows(states, device), positions=stacked_rows(positions, device))
         trace = _trace(
             policy, rollout, torch.stack(outputs), torch.stack(choices), torch.stack(hidden_before),
             torch.stack(hidden_after), bootstrap,
@@ -84,7 +84,7 @@ def collect(
     return Collected(rollout, trace, Position(observations, start, hidden, acting.known), env_steps)
 
 
-def _assemble(
+def assemble(
     table: ObservationTable,
     ids: Tensor,
     final_ids: Tensor,
@@ -112,7 +112,7 @@ def _assemble(
     )
 
 
-def _stacked(rows: Sequence[NDArray[Any] | None], device: torch.device) -> Tensor | None:
+def stacked_rows(rows: Sequence[NDArray[Any] | None], device: torch.device) -> Tensor | None:
     """[T+1, N, …] int64 of what the backend told of each step, None where it tells nothing."""
     told = [row for row in rows if row is not None]
     return torch.from_numpy(np.stack(told).view(np.int64)).to(device) if told else None

@@ -20,7 +20,7 @@ from deir.algorithm.rollout import Collected, Position, collect
 from deir.algorithm.types import Metrics, ObservationTable, Rollout
 from deir.config import Config
 from deir.envs.base import VectorEnvs
-from deir.envs.spaces import packed_view
+from deir.envs.spaces import described, packed_view
 from deir.errors import TrainingDiverged, invalid
 from deir.seeding import torch_generator
 
@@ -142,6 +142,7 @@ class Trainer:
         return {
             "iteration": self.iteration,
             "frames": self.frames,
+            "spaces": {name: described(getattr(self.envs, f"{name}_space")) for name in ("observation", "action")},
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "shuffles": self.generators["policy"].get_state(),

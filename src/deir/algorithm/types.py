@@ -125,6 +125,9 @@ class Batch:
     next_ids: Tensor | None = None  # [B] the rollout's table row of o_{t+1}, which counts in the two below
     embeddings: Tensor | None = None  # [U, F] the policy's embeddings of the table, as they were before its update
     targets: Tensor | None = None  # [U, G] what random distillation predicts of the table
+    indices: Tensor | None = None  # [B] flat index t*N+n of each transition in the rollout
+    later: Rows | None = None  # [B, *obs] an observation that comes later in the episode
+    draws: Tensor | None = None  # [K, B] rows of the batch that each model of an ensemble learns from
 
 
 def no_indices() -> Tensor:

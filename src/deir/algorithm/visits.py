@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deir.algorithm.episodic import episode_first_positions, first_occurrences
+from deir.algorithm.episodic import earlier_occurrences, episode_first_positions, first_occurrences
 from deir.algorithm.memory import EpisodicHistory
 from deir.algorithm.types import Rollout
 
@@ -52,12 +52,30 @@ def first_visits(
 
     including_now: o_t itself counts as earlier (the queries are about o_{t+1}).
     """
-    first = episode_first_positions(starts[:-1], history.lengths)  # [T, N]
-    carried = torch.arange(history.depth, device=keys.device)[:, None]
-    began = history.depth - history.lengths  # [N]
-    carried_first = torch.where(carried >= began, began, -1)  # [L, N]
-    extended = history.extended("keys", keys)  # [L+T, N]
-    earliest = first_occurrences(extended, torch.cat([carried_first, first]), queries, first)  # [T, N]
+    extended, episodes, first = _with_history(history, keys, starts)
+    earliest = first_occurrences(extended, episodes, queries, first)  # [T, N]
     now = torch.arange(len(keys), device=keys.device)[:, None] + history.depth
     advanced = history.advanced({"keys": extended}, first[-1], starts[-1])
     return (earliest > now if including_now else earliest >= now), advanced
+
+
+def visit_counts(
+    history: EpisodicHistory,
+    keys: Tensor,  # [T, N] of o_t
+    queries: Tensor,  # [T, N] of o_{t+1}
+    starts: Tensor,  # [T+1, N] bool
+) -> tuple[Tensor, EpisodicHistory]:
+    """How many of the episode's keys at 0 … t equal each query [T, N], and the history after the rollout."""
+    extended, episodes, first = _with_history(history, keys, starts)
+    counts = earlier_occurrences(extended, episodes, queries, first)
+    return counts, history.advanced({"keys": extended}, first[-1], starts[-1])
+
+
+def _with_history(history: EpisodicHistory, keys: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys after those of the history [L+T, N], the episode of each by its first row (-1: none) [L+T, N], and that
+    of the rollout's steps alone [T, N]."""
+    first = episode_first_positions(starts[:-1], history.lengths)
+    carried = torch.arange(history.depth, device=keys.device)[:, None]
+    began = history.depth - history.lengths  # [N]
+    carried_first = torch.where(carried >= began, began, -1)  # [L, N]
+    return history.extended("keys", keys), torch.cat([carried_first, first]), first

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
-from deir.config import Config, flatten, load_yaml, to_dict
+from deir.cli.usage import USAGE
+from deir.config import Config, flatten, to_dict
 from deir.errors import UserError, invalid, unknown
-from deir.imports import check_trusted
-from deir.runs.display import Display
-from deir.runs.options import named_over, peek, trusted, without
+from deir.imports import code_named
+from deir.runs.options import configuration, parse, read
 from deir.runs.stopping import run_command
-
-USAGE = """deir: train agents that explore.
-
-  deir train                      train DEIR on DoorKey-8x8 (--help shows every option)
-  deir train --resume RUN         go on from the last checkpoint
-  deir evaluate RUN               episodes of a trained agent, with --video FILE.mp4 a film of them
-  deir list envs|methods|presets  what there is
-  deir sweep FILE.yaml            tasks x methods x seeds, on this machine or on a Ray cluster
-  deir tune FILE.yaml             search for good values of any option
-  deir report RUNS... --out DIR   curves and statistics of many runs: a page, figures, tables
-  deir probe                      what the embeddings of three models know about the state (Figure 7)
-  deir distances                  how far apart observations of an episode are, through training (Figure A1)
-  deir bench                      speed, memory and efficiency on this machine
-"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +35,8 @@ class Train(Config):
     """Several runs, one for each seed: 0-3, or 1,5,7."""
     jobs: int = 1
     """With --seeds: runs at the same time, one thread each."""
+    watch: bool = False
+    """Follow the run on a page of this machine, whose address is printed: its curves and its newest episode."""
     trust: bool = False
     """Import code that --config or the resumed run names (module:factory, package.module:Class)."""
 
@@ -57,7 +46,7 @@ class Evaluate:
     """Play episodes of a trained agent in fresh environments."""
 
     run: tyro.conf.Positional[Path]
-    """Run directory."""
+    """Run directory, or a trained policy that comes with deir: zoo:DoorKey-8x8 (`deir list zoo`)."""
     episodes: int = 100
     """Episodes to play."""
     greedy: bool = False
@@ -68,6 +57,8 @@ class Evaluate:
     """Film episodes into this .mp4 or .gif."""
     video_episodes: int = 3
     """Episodes on the film."""
+    overlay: bool = False
+    """Draw step, reward and novelty into the film."""
     json: bool = False
     """Print the figures as JSON."""
     trust: bool = False
@@ -78,74 +69,66 @@ class Evaluate:
 class List:
     """Show what there is."""
 
-    what: tyro.conf.Positional[Literal["envs", "methods", "presets"]]
+    what: tyro.conf.Positional[Literal["envs", "methods", "presets", "loggers", "zoo"]]
     """Which table."""
 
 
-RESUMABLE = {"steps", "target_return", "threads", "ops", "device", "tensorboard", "checkpoint"}
-
-
-def _config_only(args: Train) -> Config:
-    return Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config)})
+RESUMABLE = {"steps", "target_return", "threads", "ops", "device", "loggers", "checkpoint"}
+COMMON = (
+    "env.id", "method", "steps", "seed", "seeds", "jobs", "target_return", "preset", "config", "resume", "out",
+    "loggers", "watch", "threads", "device",
+)  # fmt: skip
+"""The options of `deir train` that --help shows."""
 
 
 def _parse_train(argv: list[str]) -> Train:
-    """The preset depends on a few options, so those are looked at first; the rest is laid over it."""
-    from deir.runs.run import configure, load_config
-
     if argv and not argv[0].startswith("-"):
         raise UserError(f"train: got {argv[0]!r}, expected options; for a task type: deir train --env {argv[0]}")
-    found = peek(argv)
-    if found.resume:
-        base = load_config(Path(found.resume), "resume", trusted(found))
-    else:
-        overrides: dict[str, Any] = load_yaml(Path(found.config)) if found.config else {}
-        base = configure(named_over(overrides, found))
-        check_trusted(base.env.id, base.method, found.config, trusted(found))
-        argv = without(argv, "--preset")  # resolved: `auto` on the command line must not come back
-    default = Train(**{f.name: getattr(base, f.name) for f in dataclasses.fields(Config)})
-    return tyro.cli(Train, args=argv, default=default, prog="deir train")
+    return parse(Train, argv, "deir train", {}, COMMON)
 
 
 def train(argv: list[str]) -> None:
     args = _parse_train(argv)
-    config = _config_only(args)
+    config = configuration(args)
+    from deir.experiments.watch.command import watching
     from deir.runs import run
+    from deir.runs.display import Display
 
     if args.seeds:
         from deir.experiments.sweep.seeds import train_seeds
 
+        if args.watch:
+            raise UserError("watch: follows one run; `deir watch runs` beside it follows several")
         if args.resume:
             raise UserError("seeds: --resume goes on with one run; leave --seeds out")
         train_seeds(config, args.seeds, args.jobs, args.out)
         return
+    title = f"{config.method} on {config.env.id}, seed {config.seed}"
     if args.resume:
-        trust = args.trust or (config.env.id, config.method)  # those it was parsed with
+        trust = args.trust or [name for _, name in code_named(config)]  # those it was parsed with
         changes = _changes(run.load_config(args.resume, "resume", trust), config)
-        with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
+        with watching(args.resume, args.watch, bool(args.trust)), Display(title) as display:
             done = run.frames_done(args.resume)
             path, row = _guarded(lambda: run.resume(args.resume, changes, display, trust), args.resume)  # type: ignore[arg-type]
         _finish(config, path, row, done)
     else:
         run.validate(config)
-        print(
-            f"{config.method} on {config.env.id}, seed {config.seed}, preset {config.preset}, {config.steps:,} frames"
-        )
+        print(f"{title}, preset {config.preset}, {config.steps:,} frames")
         out = args.out or run.default_directory(config)
-        with Display(f"{config.method} on {config.env.id}, seed {config.seed}") as display:
+        with watching(out, args.watch, True), Display(title) as display:  # code named here was typed here
             path, row = _guarded(lambda: run.start(config, out, display), out)
         _finish(config, path, row)
 
 
 def _guarded(job: Any, path: Path) -> Any:
     from deir.runs.directory import RunDirectory
-    from deir.runs.run import Interrupted
+    from deir.runs.stopping import Interrupted
 
     try:
         return job()
     except (Interrupted, KeyboardInterrupt):
         begun = RunDirectory(path).config.is_file()
-        told = f"go on with: deir train --resume {path}" if begun else "the run had not begun"
+        told = f"go on with: deir train --resume {shlex.quote(str(path))}" if begun else "the run had not begun"
         print(f"\ninterrupted; {told}", file=sys.stderr)
         raise SystemExit(130) from None
 
@@ -168,19 +151,22 @@ def _finish(config: Config, path: Path, row: dict[str, Any], resumed_at: int | N
     mean = row.get("return_mean")
     reached = "no episode has ended yet"
     if mean is not None:
-        reached = f"mean return {float(mean):.3f} over the last {min(100, int(row['episodes']))} episodes"
+        count = min(100, int(row["episodes"]))
+        reached = f"mean return {float(mean):.3f} over the last {'episode' if count == 1 else f'{count} episodes'}"
     print(f"{int(row['frames']):,} frames in {float(row['seconds']):.0f} s: {reached}")
     if row["frames"] >= config.steps and resumed_at == row["frames"]:
         print(f"the run had its {config.steps:,} frames already; --steps lengthens it")
     print(f"  {path}/learning_curve.png   the curve;  progress.csv the numbers")
-    print(f"  deir evaluate {path} --video film.mp4")
-    if config.tensorboard:
-        print(f"  tensorboard --logdir {path}")
+    print(f"  deir evaluate {shlex.quote(str(path))} --video film.mp4")
+    print(f"  deir replay {shlex.quote(str(path))}   every step, on a page")
+    if "tensorboard" in config.loggers:
+        print(f"  tensorboard --logdir {shlex.quote(str(path))}")
 
 
 def evaluate(argv: list[str]) -> None:
-    args = tyro.cli(Evaluate, args=argv, prog="deir evaluate")
+    args = read(Evaluate, argv, "deir evaluate")
     from deir.api import load
+    from deir.envs import has_success
     from deir.runs.ranges import check_count
 
     for name, least in (("episodes", 1), ("video_episodes", 1), ("seed", 0)):
@@ -188,6 +174,8 @@ def evaluate(argv: list[str]) -> None:
     from deir.runs.evaluate import check_video_path, record_video
     from deir.runs.evaluate import evaluate as play_episodes
 
+    if args.overlay and not args.video:
+        raise UserError("overlay: draws into a film, expected --video FILE.mp4 too")
     if args.video:
         check_video_path(args.video)
     agent = load(args.run, args.trust)
@@ -195,47 +183,56 @@ def evaluate(argv: list[str]) -> None:
     if args.json:
         print(json.dumps({"run": str(args.run), "env": agent.config.env.id, "greedy": args.greedy, **figures}))
     else:
+        success = f"success {figures['success_rate']:.0%}, " if has_success(agent.config.env.id) else ""
         print(
             f"{agent.config.env.id}, {figures['episodes']} episodes, {'greedy' if args.greedy else 'sampled'} actions: "
             f"return {figures['return_mean']:.3f} ± {figures['return_stderr']:.3f} (standard error), "
-            f"success {figures['success_rate']:.0%}, length {figures['episode_length_mean']:.1f}"
+            f"{success}length {figures['episode_length_mean']:.1f}"
         )
     if args.video:
-        frames = record_video(agent, args.video, args.video_episodes, args.greedy, args.seed)
+        if args.overlay:
+            from deir.experiments.replay.film import record_video as record
+        else:
+            record = record_video
+        frames = record(agent, args.video, args.video_episodes, args.greedy, args.seed)
         print(f"{frames} frames in {args.video}", file=sys.stderr)
 
 
 def show_list(argv: list[str]) -> None:
-    args = tyro.cli(List, args=argv, prog="deir list")
-    from deir.runs.listing import print_envs, print_methods, print_presets
+    args = read(List, argv, "deir list")
+    from deir.runs import listing
 
-    {"envs": print_envs, "methods": print_methods, "presets": print_presets}[args.what]()
-
-
-def bench(argv: list[str]) -> None:
-    from deir.experiments.bench.command import Bench, run
-
-    run(tyro.cli(Bench, args=argv, prog="deir bench"))
+    {
+        "envs": listing.print_envs,
+        "methods": listing.print_methods,
+        "presets": listing.print_presets,
+        "loggers": listing.print_loggers,
+        "zoo": listing.print_zoo,
+    }[args.what]()
 
 
 def sweep(argv: list[str]) -> None:
     from deir.experiments.sweep.command import Sweep
     from deir.experiments.sweep.command import sweep as run_sweep
 
-    raise SystemExit(run_sweep(tyro.cli(Sweep, args=argv, prog="deir sweep")))
+    raise SystemExit(run_sweep(read(Sweep, argv, "deir sweep")))
 
 
 def tune(argv: list[str]) -> None:
     from deir.experiments.tune.command import Tune
     from deir.experiments.tune.command import tune as run_study
 
-    raise SystemExit(run_study(tyro.cli(Tune, args=argv, prog="deir tune")))
+    raise SystemExit(run_study(read(Tune, argv, "deir tune")))
 
 
-def report(argv: list[str]) -> None:
-    from deir.experiments.report.command import Report, run
+def _runs(name: str) -> Callable[[list[str]], None]:
+    """Of a package of `experiments` the command, which is imported when it is called."""
 
-    run(tyro.cli(Report, args=argv, prog="deir report"))
+    def command(argv: list[str]) -> None:
+        module = import_module(f"deir.experiments.{name}.command")
+        module.run(read(getattr(module, name.capitalize()), argv, f"deir {name}"))
+
+    return command
 
 
 def probe(argv: list[str]) -> None:
@@ -256,10 +253,12 @@ COMMANDS = {
     "list": show_list,
     "sweep": sweep,
     "tune": tune,
-    "report": report,
+    "report": _runs("report"),
+    "replay": _runs("replay"),
+    "watch": _runs("watch"),
     "probe": probe,
     "distances": distances,
-    "bench": bench,
+    "bench": _runs("bench"),
 }
 
 
@@ -275,8 +274,8 @@ def main() -> None:
         print(USAGE, end="")
         return
     if argv[0] == "--version":
-        from importlib.metadata import version
+        import deir
 
-        print(f"deir {version('deir')}")
+        print(f"deir {deir.__version__}")
         return
     run_command(lambda: _find(argv[0])(argv[1:]))

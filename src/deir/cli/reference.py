@@ -5,21 +5,18 @@ python -m deir.cli.reference > docs/configuration.md
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import textwrap
-import types
 import typing
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any
 
 from deir.cli import Evaluate, Train
-from deir.config import Config, Count, to_dict
-from deir.runs import presets
+from deir.config import Config, to_dict
+from deir.runs import help, presets
+from deir.runs.help import flags, meanings, type_name
 
 COMMAND = "python -m deir.cli.reference > docs/configuration.md"
-_TYPES = {int: "integer", float: "number", str: "text", bool: "switch"}
 
 HEAD = f"""\
 # Configuration
@@ -49,44 +46,13 @@ def table(header: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
 
 
-def meanings(cls: type) -> dict[str, str]:
-    """Field -> the docstring under it."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for node, following in zip(body.body, body.body[1:], strict=False):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                match following:
-                    case ast.Expr(ast.Constant(str(text))):
-                        found[node.target.id] = inspect.cleandoc(text).replace("\n", " ")
-    return found
-
-
-def type_name(hint: Any) -> str:
-    if hint is Count:
-        return "number of frames"
-    if get_origin(hint) is Annotated:
-        return type_name(get_args(hint)[0])
-    if get_origin(hint) in (types.UnionType, typing.Union):
-        return " or ".join("none" if option is type(None) else type_name(option) for option in get_args(hint))
-    if get_origin(hint) is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(hint))
-    return _TYPES.get(hint, getattr(hint, "__name__", str(hint)).lower())
-
-
 def _flags(name: str, path: str, hint: Any) -> str:
-    aliases = [alias for extra in get_args(hint)[1:] for alias in getattr(extra, "aliases", None) or ()]
-    words = [*(aliases if get_origin(hint) is Annotated else []), f"--{path}{name}".replace("_", "-")]
-    if hint is bool:
-        words.append(f"--{path}no-{name}".replace("_", "-"))
-    return ", ".join(f"`{word}`" for word in words)
+    return ", ".join(f"`{word}`" for word in flags(name, path, hint))
 
 
 def shown(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "on", False: "off"}[value]
-    return f"`{value}`"
+    plain = help.shown(value)
+    return plain if value is None or isinstance(value, bool) else f"`{plain}`"
 
 
 def _fields(cls: type, names: Iterable[str], path: str) -> str:

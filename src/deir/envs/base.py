@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
+
+from deir.config import EnvConfig
+from deir.errors import UserError
+
+GRID_OPTIONS = (
+    "view_size", "full_view", "fixed_layout", "noise", "invisible_obstacles", "time_penalty", "direction", "mission"
+)  # fmt: skip
+PROCGEN_OPTIONS = ("distribution_mode", "num_levels", "start_level")
 
 
 class EnvStep(NamedTuple):
@@ -56,3 +65,53 @@ class VectorEnvs(Protocol):
         """An RGB picture [height, width, 3] of environment `index`."""
 
     def close(self) -> None: ...
+
+
+class Backend(VectorEnvs):
+    """Base of a backend, which is found by the prefix it is registered with or as package.module:Class.
+
+    It sets `n_envs` and the two spaces, and defines `reset` and `step`; the rest is for backends that can do more.
+    """
+
+    options: tuple[str, ...] = ()  # of GRID_OPTIONS, PROCGEN_OPTIONS and max_steps, those it heeds
+    repeats = False
+
+    def __init__(self, config: EnvConfig, seed: int = 0, generation: int = 0) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, config: EnvConfig) -> None:
+        """Refuses unknown names and options that would have no effect; makes nothing."""
+        others = [name for name in (*GRID_OPTIONS, *PROCGEN_OPTIONS, "max_steps") if name not in cls.options]
+        reject_options(config, others, f"{config.id} does not heed it")
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Its tasks, without the prefix: a mistyped one is answered with the nearest."""
+        return []
+
+    def state_hashes(self) -> NDArray[np.uint64] | None:
+        return None
+
+    def positions(self) -> NDArray[np.int64] | None:
+        return None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> NDArray[Any]:
+        raise NotImplementedError("such environments cannot be restored; make them with another generation instead")
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        raise UserError(f"env: {type(self).__name__} cannot be drawn: it has no render method")
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def reject_options(config: EnvConfig, fields: Iterable[str], reason: str) -> None:
+    """An option that would have no effect is a mistake, not something to pass over."""
+    default = EnvConfig()
+    for field in fields:
+        if getattr(config, field) != getattr(default, field):
+            raise UserError(f"env.{field}: got {getattr(config, field)!r}, but {reason}; leave it out")

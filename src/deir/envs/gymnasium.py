@@ -1,189 +1,25 @@
-"""Any Gymnasium environment: whatever `deir.envs.spaces` can lay out to see and to do."""
+"""Any Gymnasium environment: whatever `deir.envs.layout` can lay out to see and to do."""
 
 from __future__ import annotations
 
-import inspect
-import struct
 import sys
-from collections.abc import Callable
-from functools import partial
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.spaces import Box, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
-import deir.envs.minigrid.catalogue as catalogue
 from deir.config import EnvConfig
-from deir.envs.base import EnvStep
+from deir.envs.base import GRID_OPTIONS, Backend, EnvStep, reject_options
+from deir.envs.layout import LARGEST_FLOAT, ActionLayout, ObservationLayout, fits_float32
 from deir.envs.minigrid.missions import MISSIONS
+from deir.envs.minigrid.state_hash import state_hash
 from deir.envs.observations import add_noise, invisible_obstacles
-from deir.envs.spaces import LARGEST_FLOAT, ActionLayout, ObservationLayout, fits_float32
-from deir.errors import UserError, invalid, unknown
-from deir.imports import import_named
-
-if TYPE_CHECKING:
-    from minigrid.core.world_object import WorldObj
-    from minigrid.minigrid_env import MiniGridEnv
-
-Factory = Callable[..., Any]
-GRID_OPTIONS = ("view_size", "noise", "invisible_obstacles", "time_penalty", "direction", "mission")
-_ENVS_STREAM = int.from_bytes(b"envs")  # keeps these seeds apart from the run's other streams
-
-
-def _stream(seed: int, generation: int, purpose: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ENVS_STREAM, generation, purpose)))
-
-
-def env_seeds(n_envs: int, seed: int, generation: int = 0) -> list[int]:
-    """[N] one distinct seed (31 bits, which every library takes) for each environment of a run.
-
-    A resumed run that cannot restore its environments asks for another `generation`: other episodes, reproducibly.
-    """
-    return [int(s) for s in _stream(seed, generation, 0).choice(2**31 - 1, size=n_envs, replace=False)]
-
-
-def registered_names() -> list[str]:
-    return list(gymnasium.registry)
-
-
-def find_source(name: str) -> EnvSpec | Factory | None:
-    """What makes `name`: a registered specification, the callable behind module:factory, or None if it is unknown."""
-    task = catalogue.resolve(name)  # a short name of a MiniGrid task stands for its registered id
-    if task is not None:
-        return gymnasium.registry[task.gym_id] if task.gym_id is not None else task.build
-    if name in gymnasium.registry:
-        return gymnasium.registry[name]
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
-        return None
-    module = import_named("env", name, "package.module:factory")
-    if attribute in gymnasium.registry:  # Gymnasium's own module:Id-v0: importing the module registers the id
-        return gymnasium.registry[attribute]
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        choices = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise unknown(f"env: factory in module {module_name!r}", attribute, choices)
-    return factory  # type: ignore[no-any-return]
-
-
-def suits_control(name: str) -> str | None:
-    """The preset for a registered task by its spaces: continuous, control, or None for images and other names."""
-    if name not in gymnasium.registry or name.startswith(("MiniGrid-", "BabyAI-")):
-        return None
-    try:
-        env = gymnasium.make(name, disable_env_checker=True)
-    except Exception:  # whatever it is, making the environments will tell
-        return None
-    sees, acts = env.observation_space, env.action_space
-    env.close()
-    if isinstance(acts, Box):
-        return "continuous"
-    return "control" if isinstance(sees, Box) and len(sees.shape) == 1 else None
-
-
-def is_minigrid(source: EnvSpec | Factory) -> bool:
-    """Whether `source` is known, before anything is made, to make MiniGrid or BabyAI environments."""
-    creator: Any = _creator(source) if isinstance(source, EnvSpec) else source
-    return isinstance(creator, type) and _is_minigrid_class(creator)
-
-
-def _is_minigrid_class(cls: type) -> bool:
-    """By name, so that tasks which have nothing to do with MiniGrid need not import it."""
-    return any(base.__module__ == "minigrid.minigrid_env" and base.__name__ == "MiniGridEnv" for base in cls.__mro__)
-
-
-def _creator(spec: EnvSpec) -> Any:
-    if not isinstance(spec.entry_point, str):
-        return spec.entry_point
-    try:
-        return load_env_creator(spec.entry_point)
-    except (gymnasium.error.Error, ImportError, AttributeError) as error:
-        raise UserError(f"env: {spec.id} cannot be made: {error}") from None
-
-
-def reject_options(config: EnvConfig, fields: tuple[str, ...], reason: str) -> None:
-    """An option that would have no effect is a mistake, not something to pass over."""
-    default = EnvConfig()
-    for field in fields:
-        if getattr(config, field) != getattr(default, field):
-            raise UserError(f"env.{field}: got {getattr(config, field)!r}, but {reason}; leave it out")
-
-
-def _make_registered(spec: EnvSpec, config: EnvConfig) -> VectorEnv[Any, Any, Any]:
-    grid = is_minigrid(spec)
-    if not grid:
-        reject_options(config, GRID_OPTIONS, f"{spec.id} is not a MiniGrid task")
-    options: dict[str, Any] = {"disable_env_checker": True}
-    if "rgb_array" in (getattr(_creator(spec), "metadata", None) or {}).get("render_modes", ()):
-        options["render_mode"] = "rgb_array"
-    if config.view_size is not None:
-        options["agent_view_size"] = config.view_size
-    if config.max_steps is not None:
-        # MiniGrid counts for itself, and its reward depends on the limit.
-        options["max_steps" if grid else "max_episode_steps"] = config.max_steps
-    try:
-        return gymnasium.make_vec(
-            spec,
-            num_envs=config.n_envs,
-            vectorization_mode="sync",
-            vector_kwargs={"copy": False, "autoreset_mode": AutoresetMode.SAME_STEP},
-            **options,
-        )
-    except (gymnasium.error.Error, ImportError) as error:
-        raise UserError(f"env: {spec.id} cannot be made: {error}") from None
-
-
-def _make_from_factory(factory: Factory, config: EnvConfig) -> VectorEnv[Any, Any, Any]:
-    reject_options(config, ("view_size",), f"{config.id} makes its environments itself and decides their view")
-    make = partial(factory, **_accepted(factory, config))
-    first = make()
-    if isinstance(first, VectorEnv):
-        reject_options(config, ("max_steps",), f"{config.id} makes a ready vector environment with limits of its own")
-        if first.num_envs != config.n_envs:
-            raise invalid("env.n_envs", config.n_envs, f"{first.num_envs}, as many as {config.id} makes")
-        return first
-    if not isinstance(first, gymnasium.Env):
-        raise UserError(
-            f"env: {config.id} returned {type(first).__name__}, expected a gymnasium.Env or gymnasium.vector.VectorEnv"
-        )
-    ready = [first]
-    return SyncVectorEnv(
-        [lambda: _limited(ready.pop() if ready else make(), config.max_steps)] * config.n_envs,
-        copy=False,
-        autoreset_mode=AutoresetMode.SAME_STEP,
-    )
-
-
-def _accepted(factory: Factory, config: EnvConfig) -> dict[str, Any]:
-    """The keyword arguments, of those offered, that the factory has parameters for."""
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # some callables of C extensions tell no signature
-        return {}
-    offers = {"num_envs": config.n_envs, "render_mode": "rgb_array"}
-    accepted = {key: value for key, value in offers.items() if key in signature.parameters}
-    try:
-        signature.bind(**accepted)
-    except TypeError as error:
-        raise UserError(
-            f"env: factory {config.id} must need no arguments but num_envs and render_mode ({error})"
-        ) from None
-    return accepted
-
-
-def _limited(env: gymnasium.Env[Any, Any], max_steps: int | None) -> gymnasium.Env[Any, Any]:
-    if max_steps is None:
-        return env
-    own = env.spec.max_episode_steps if env.spec is not None else None
-    if own is not None and own < max_steps:
-        raise invalid("env.max_steps", max_steps, f"at most {own}, the limit the factory itself sets")
-    return TimeLimit(env, max_steps)
+from deir.envs.seeds import env_seeds, stream
+from deir.envs.sources import Factory, find_source, is_minigrid_class, make_vector, registered_names
+from deir.errors import UserError, unknown
 
 
 def _silence_babyai() -> None:
@@ -204,23 +40,7 @@ def _autoreset_mode(vector: VectorEnv[Any, Any, Any], name: str) -> AutoresetMod
         ) from None
 
 
-def _code(thing: WorldObj | None) -> bytes:
-    """Type, colour and state; a box is followed by what it holds."""
-    if thing is None:
-        return b"\1\0\0"  # MiniGrid's code of an empty cell
-    code = bytes(thing.encode())
-    return code + _code(thing.contains) if thing.type == "box" else code
-
-
-def state_hash(env: MiniGridEnv) -> int:
-    """A 64-bit number of the full state: all cells, contents of boxes, the agent's place, heading and load."""
-    cells = b"".join([_code(thing) for thing in env.grid.grid])
-    x, y = env.agent_pos
-    agent = struct.pack("<4i", env.grid.width, x, y, env.agent_dir)
-    return int.from_bytes(blake2b(cells + agent + _code(env.carrying), digest_size=8).digest(), "little")
-
-
-class GymnasiumEnvs:
+class GymnasiumEnvs(Backend):
     """Keeps the contract for what `config.id` names, or for what `factory` makes.
 
     A factory returns one `gymnasium.Env` at every call, or a ready `VectorEnv` of `config.n_envs` (it is given
@@ -234,18 +54,18 @@ class GymnasiumEnvs:
         if source is None:
             raise unknown("env", config.id, registered_names(), listing="deir list envs")
         self._name = config.id if factory is None else getattr(factory, "__name__", repr(factory))
-        make = _make_registered if isinstance(source, EnvSpec) else _make_from_factory
-        self._vector: VectorEnv[Any, Any, Any] = make(source, config)  # type: ignore[arg-type]
+        self._vector: VectorEnv[Any, Any, Any] = make_vector(source, config)
         self._mode = _autoreset_mode(self._vector, self._name)
         self._config = config
-        self._seeds: list[int] | None = env_seeds(config.n_envs, seed, generation)
-        self._noise_rng = _stream(seed, generation, 1)
+        fixed = config.fixed_layout is not None  # seeded by itself at every reset
+        self._seeds: list[int] | None = None if fixed else env_seeds(config.n_envs, seed, generation)
+        self._noise_rng = stream(seed, generation, 1)
         self._ended = np.zeros(config.n_envs, np.bool_)  # [N] NEXT_STEP: the next step resets this one
 
         self._actions = ActionLayout(self._vector.single_action_space, self._name)
         self._singles: list[gymnasium.Env[Any, Any]] = list(getattr(self._vector.unwrapped, "envs", ()))
         _silence_babyai()
-        self._grids: list[Any] = [e.unwrapped for e in self._singles if _is_minigrid_class(type(e.unwrapped))]
+        self._grids: list[Any] = [e.unwrapped for e in self._singles if is_minigrid_class(type(e.unwrapped))]
         self._layout = self._observation_layout()
         if not self._shows_grid_codes():
             reject_options(config, GRID_OPTIONS, f"{self._name} does not show MiniGrid's views")
@@ -269,7 +89,9 @@ class GymnasiumEnvs:
     def _shows_grid_codes(self) -> bool:
         """MiniGrid's own views of codes, not pictures of them as some wrappers give."""
         shape = next(iter(self._layout.parts.values())).shape
-        return bool(self._grids) and all(shape == (g.agent_view_size, g.agent_view_size, 3) for g in self._grids)
+        whole = self._config.full_view
+        sides = [(g.width, g.height) if whole else (g.agent_view_size, g.agent_view_size) for g in self._grids]
+        return bool(sides) and all(shape == (*side, 3) for side in sides)
 
     def reset(self) -> NDArray[Any]:
         """Begins the next episode in every environment; the first call seeds them."""
@@ -355,14 +177,6 @@ class GymnasiumEnvs:
 
     def positions(self) -> NDArray[np.int64] | None:
         return np.array([grid.agent_pos for grid in self._grids], np.int64) if self._grids else None
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> NDArray[Any]:
-        raise NotImplementedError(
-            "Gymnasium environments cannot be restored; make them with another generation instead"
-        )
 
     def render(self, index: int) -> NDArray[np.uint8]:
         try:

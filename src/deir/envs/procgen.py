@@ -15,12 +15,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from deir.config import EnvConfig
-from deir.envs.base import EnvStep
-from deir.envs.gymnasium import env_seeds
+from deir.envs.base import GRID_OPTIONS, Backend, EnvStep, reject_options
+from deir.envs.seeds import env_seeds
 from deir.errors import UserError, invalid, unknown
-from deir.imports import PROCGEN
 
-PREFIX = PROCGEN
+PREFIX = "procgen:"
 _LARGEST_LEVEL = 2**31 - 1
 _INSTALL = "pip install 'deir[procgen]'"
 
@@ -169,15 +168,13 @@ def hash_images(images: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return total ^ (total >> np.uint64(32))
 
 
-class ProcgenEnvs:
+class ProcgenEnvs(Backend):
     """N copies of one game. Levels differ between the copies and from episode to episode.
 
     EnvPool resets on the step after the end of an episode (NEXT_STEP): the last observation of an episode is the true
     one, and the step that follows ignores its action and is marked as not valid. An episode that runs into the game's
     own time limit is truncated, every other end is a termination.
     """
-
-    repeats = False
 
     def __init__(self, config: EnvConfig, seed: int = 0, generation: int = 0) -> None:
         game = find_game(config.id)
@@ -188,6 +185,16 @@ class ProcgenEnvs:
         self._pool = _make_pool(game, config, env_seeds(config.n_envs, seed, generation))
         self._observations = np.zeros((self.n_envs, 64, 64, 3), np.uint8)
         self._ended = np.zeros(self.n_envs, np.bool_)  # [N] the next step resets this one
+
+    @classmethod
+    def check(cls, config: EnvConfig) -> None:
+        reject_options(config, GRID_OPTIONS, f"{config.id} is not a MiniGrid task")
+        reject_options(config, ("max_steps",), "ProcGen's games have time limits of their own")
+        check_levels(find_game(config.id), config)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return list(GAMES)
 
     def reset(self) -> NDArray[np.uint8]:
         """Begins the next level in every environment."""
@@ -214,15 +221,6 @@ class ProcgenEnvs:
     def state_hashes(self) -> NDArray[np.uint64]:
         """The game's state cannot be read; what it shows stands for it."""
         return hash_images(self._observations)
-
-    def positions(self) -> None:
-        """The game does not tell."""
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> NDArray[Any]:
-        raise NotImplementedError("ProcGen's games cannot be restored; make them with another generation instead")
 
     def render(self, index: int) -> NDArray[np.uint8]:
         return np.array(self._observations[index], np.uint8)

@@ -1,36 +1,28 @@
-"""Spaces of any kind as the package sees them: an observation is one array, an action a number or a vector.
+"""The spaces that the package itself sees: an observation is one array.
 
-Images come in height-width-channel order, in uint8 where that loses nothing; vectors in float32; what is counted
-(Discrete and its kin) as one-hot vectors. Several parts, such as the entries of a dictionary, are packed into one row
-of bytes (`PackedBox`), which queues, tables and checkpoints keep like any other observation.
+Images are in height-width-channel order. Several parts, such as the entries of a dictionary, are packed into one row of
+bytes (`PackedBox`), which queues, tables and checkpoints keep like any other observation. `deir.envs.layout` makes
+these spaces from any others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from deir.errors import UserError, invalid
-
-OBSERVATIONS = (
-    "images (Box of 2 or 3 dimensions, with frames stacked 4), vectors (Box of 1 dimension), Discrete, MultiDiscrete, "
-    "MultiBinary, and a dictionary or tuple of such parts"
-)
-ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
-SMALLEST_PICTURE = 16  # a smaller Box of 2 dimensions that is not of bytes is a stack of vectors
-LARGEST_COUNT = 4096  # numbers a one-hot vector may have
-LARGEST_FLOAT = float(np.finfo(np.float32).max)  # networks compute with such numbers
-
-Path = tuple[Any, ...]  # keys that lead to a part of a nested observation
-Convert = Callable[[NDArray[Any]], NDArray[Any]]  # raw values [N, …] -> [N, *part]
+from deir.errors import invalid
 
 
-class PackedBox(spaces.Box):
+class SeenBox(spaces.Box):
+    """Laid out already: whoever is given such a space takes its arrays as they are."""
+
+
+class PackedBox(SeenBox):
     """Observations of several parts, one behind the other in a row of bytes."""
 
     def __init__(self, parts: Mapping[str, spaces.Box]) -> None:
@@ -80,213 +72,35 @@ def packed_view(space: spaces.Space[Any]) -> tuple[int, ...] | None:
     return next(iter(space.parts.values())).shape if isinstance(space, PackedBox) else None
 
 
-class _Part(NamedTuple):
-    path: Path
-    space: spaces.Box  # as the package sees it
-    convert: Convert
-
-
-class ObservationLayout:
-    """How the raw observations of a space become [N, *obs] arrays of `space`."""
-
-    def __init__(self, parts: list[_Part], name: str) -> None:
-        self._parts, self.name = parts, name
-        self.names = [".".join(map(str, part.path)) for part in parts]
-        self.parts = {name: part.space for name, part in zip(self.names, parts, strict=True)}
-        self.space: spaces.Box = parts[0].space if len(parts) == 1 else PackedBox(self.parts)
-
-    @classmethod
-    def of(
-        cls,
-        space: spaces.Space[Any],
-        name: str,
-        only: Sequence[str] | None = None,
-        texts: Mapping[str, tuple[spaces.Box, Convert]] | None = None,
-    ) -> ObservationLayout:
-        """`only`: the entries of a dictionary to see, in this order. `texts`: how entries of text are read.
-
-        A text that nobody says how to read is not seen.
-        """
-        leaves = dict(_leaves(space))
-        if only is not None and isinstance(space, spaces.Dict):
-            leaves = {path: leaf for key in only for path, leaf in leaves.items() if path[0] == key}
-        parts = []
-        for path, leaf in leaves.items():
-            if leaf.dtype is None or leaf.dtype.kind != "U":
-                parts.append(_Part(path, *_converted(leaf, name)))
-            elif texts and path and path[0] in texts:
-                parts.append(_Part(path, *texts[path[0]]))
-        if not parts:
-            raise _unseen(space, name)
-        return cls(parts, name)
-
-    def with_change(self, space: spaces.Box, change: Convert) -> ObservationLayout:
-        """The same with a `change` of the first part, which is then of `space`."""
-        first, *rest = self._parts
-
-        def convert(raw: NDArray[Any]) -> NDArray[Any]:
-            return change(first.convert(raw))
-
-        return ObservationLayout([_Part(first.path, space, convert), *rest], self.name)
-
-    def batch(self, raw: Any) -> NDArray[Any]:
-        """Raw observations of all environments -> a new array [N, *obs], since the raw ones may be overwritten."""
-        return self._join([self._converted(part, np.asarray(_at(raw, part.path))) for part in self._parts])
-
-    def rows(self, raw: Any, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """[K, *obs] of chosen environments; `raw` is one batch or an object array of single observations."""
-        if not len(indices):
-            return np.empty((0, *self.space.shape), self.space.dtype)
-        if isinstance(raw, np.ndarray) and raw.dtype == object:
-            values = [[_at(raw[i], part.path) for i in indices] for part in self._parts]
-        else:
-            values = [[_at(raw, part.path)[i] for i in indices] for part in self._parts]
-        return self._join(
-            [self._converted(part, np.stack(rows)) for part, rows in zip(self._parts, values, strict=True)]
-        )
-
-    def _converted(self, part: _Part, raw: NDArray[Any]) -> NDArray[Any]:
-        """Refuses NaN and infinity here, where they come from: later they would only be a loss that is not finite."""
-        if raw.dtype.kind == "f" and not fits_float32(raw).all():
-            index = tuple(int(i) for i in np.argwhere(~fits_float32(raw))[0])
-            where = f" {'.'.join(map(str, part.path))!r}" if part.path else ""
-            raise UserError(
-                f"env: {self.name} gave an observation{where} that is not finite: {raw[index]} at {index[1:]}, "
-                f"expected numbers of at most {LARGEST_FLOAT:.3g}"
-            )
-        return part.convert(raw)
-
-    def _join(self, parts: list[NDArray[Any]]) -> NDArray[Any]:
-        if not isinstance(self.space, PackedBox):
-            return parts[0]
-        return self.space.pack(dict(zip(self.names, parts, strict=True)))
-
-
-def fits_float32(numbers: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of these are finite, and still are in float32."""
-    finite: NDArray[np.bool_] = np.isfinite(numbers)
-    return finite & (np.abs(numbers) <= LARGEST_FLOAT) if numbers.dtype.itemsize > 4 else finite
-
-
-def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
-    entries: Any = space.spaces.items() if isinstance(space, spaces.Dict) else ()
-    if isinstance(space, spaces.Tuple):
-        entries = enumerate(space.spaces)
-    elif not isinstance(space, spaces.Dict):
-        yield path, space
-    for key, entry in entries:
-        yield from _leaves(entry, (*path, key))
-
-
-def _at(tree: Any, path: Path) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
-
-
-def _unseen(space: spaces.Space[Any], name: str) -> UserError:
-    return UserError(f"env: the observation space of {name} is {space}; supported are {OBSERVATIONS}")
-
-
-def _converted(space: spaces.Space[Any], name: str) -> tuple[spaces.Box, Convert]:
+def described(space: spaces.Space[Any]) -> dict[str, Any] | None:
+    """Numbers, text and arrays from which `from_description` makes the same space; None of a kind it cannot make."""
+    if isinstance(space, PackedBox):
+        return {"kind": "PackedBox", "parts": {name: described(part) for name, part in space.parts.items()}}
     if isinstance(space, spaces.Box):
-        return _numbers(space, name)
-    sizes = _counts(space)
-    if not sizes or sum(sizes) > LARGEST_COUNT:
-        raise _unseen(space, name)
-    starts = np.reshape(getattr(space, "start", 0), -1)
-    return spaces.Box(0, 1, (sum(sizes),), np.uint8), lambda raw: _one_hots(raw.reshape(len(raw), -1) - starts, sizes)
-
-
-def _counts(space: spaces.Space[Any]) -> list[int]:
-    """The sizes of the one-hot vectors that stand for a space of counted things."""
+        bounds = {"low": space.low, "high": space.high}
+        same = {name: bound.size > 0 and bool((bound == bound.flat[0]).all()) for name, bound in bounds.items()}
+        values = {name: bound.reshape(-1)[0:1] if same[name] else bound for name, bound in bounds.items()}
+        kind = "SeenBox" if isinstance(space, SeenBox) else "Box"
+        return {"kind": kind, "shape": list(space.shape), "dtype": space.dtype.name, **values}
     if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
-        return [int(n) for n in space.nvec.reshape(-1)]
-    return [2] * prod(space.shape) if isinstance(space, spaces.MultiBinary) else []
+        return {"kind": "MultiDiscrete", "counts": space.nvec}
+    return None
 
 
-def _one_hots(numbers: NDArray[Any], sizes: list[int]) -> NDArray[np.uint8]:
-    """[N, K] -> [N, sum(sizes)]"""
-    places = numbers.astype(np.int64) + np.cumsum([0, *sizes[:-1]])
-    rows = np.zeros((len(numbers), sum(sizes)), np.uint8)
-    np.put_along_axis(rows, places, 1, axis=1)
-    return rows
-
-
-def _numbers(box: spaces.Box, name: str) -> tuple[spaces.Box, Convert]:
-    order = _order(box)
-    if order is None:
-        raise _unseen(box, name)
-    dtype: Any = np.uint8 if order != "flat" and fits_uint8(box) else np.float32
-
-    def convert(raw: NDArray[Any]) -> NDArray[Any]:
-        return np.array(_height_width_channel(raw, order), dtype=dtype, order="C")
-
-    low, high = convert(box.low[None])[0], convert(box.high[None])[0]
-    return spaces.Box(low, high, dtype=dtype), convert
-
-
-def _order(box: spaces.Box) -> str | None:
-    """What the axes of a Box are: K frames, Height, Width, Channels; or a vector, to be made flat."""
-    dims = len(box.shape)
-    if dims < 2:
-        return "flat"
-    if dims == 2:
-        picture = min(box.shape) > 1 if fits_uint8(box) else min(box.shape) >= SMALLEST_PICTURE
-        return "HW" if picture else "flat"
-    shape = box.shape[-3:]
-    last = "CHW" if channels_first(shape) else "HWC"
-    if min(shape[1:] if last == "CHW" else shape[:2]) == 1:  # too narrow for a convolution
-        return "flat"
-    return {3: last, 4: f"K{last}"}.get(dims)
-
-
-def _height_width_channel(batch: NDArray[Any], order: str) -> NDArray[Any]:
-    if order == "flat":
-        return batch.reshape(len(batch), -1)
-    if order == "HW":
-        return batch[..., None]
-    if order.endswith("CHW"):
-        batch = np.moveaxis(batch, -3, -1)
-    if order.startswith("K"):  # [N, K, H, W, C] -> [N, H, W, K * C]
-        batch = np.moveaxis(batch, 1, 3)
-        batch = batch.reshape(*batch.shape[:3], -1)
-    return batch
-
-
-def channels_first(shape: tuple[int, ...]) -> bool:
-    first, rest = shape[0], min(shape[1:])
-    return (first in (1, 3, 4) or 2 * first <= rest) and rest > first and shape[-1] not in (1, 3, 4)
-
-
-def fits_uint8(box: spaces.Box) -> bool:
-    return bool(np.issubdtype(box.dtype, np.integer) and box.low.min() >= 0 and box.high.max() <= 255)
-
-
-class ActionLayout:
-    """How actions of `space`, a number from zero or a vector, become those of an environment's own space."""
-
-    def __init__(self, own: spaces.Space[Any], name: str) -> None:
-        self._own = own
-        self.space: spaces.Space[Any]
-        if isinstance(own, spaces.Discrete):
-            self.space = spaces.Discrete(int(own.n))
-        elif isinstance(own, (spaces.MultiDiscrete, spaces.MultiBinary)):
-            self.space = spaces.MultiDiscrete(_counts(own))
-        elif isinstance(own, spaces.Box):
-            self.space = spaces.Box(own.low.reshape(-1).astype(np.float32), own.high.reshape(-1).astype(np.float32))
-        else:
-            raise UserError(f"env: the action space of {name} is {own}; supported action spaces are {ACTIONS}")
-
-    def native(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """[N, …] -> [N, *own shape]"""
-        own = self._own
-        if isinstance(own, spaces.Discrete):
-            return actions + int(own.start)
-        shaped = actions.reshape(len(actions), *own.shape)  # type: ignore[misc]
-        if isinstance(own, spaces.Box):
-            shaped = np.rint(shaped) if np.issubdtype(own.dtype, np.integer) else shaped
-            return np.clip(shaped.astype(own.dtype), own.low, own.high)
-        return np.asarray(shaped + getattr(own, "start", 0), own.dtype)
+def from_description(description: Mapping[str, Any]) -> spaces.Space[Any]:
+    kind = description["kind"]
+    if kind == "Discrete":
+        return spaces.Discrete(description["n"], start=description["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.asarray(description["counts"]))
+    if kind == "PackedBox":
+        parts = {name: from_description(part) for name, part in description["parts"].items()}
+        return PackedBox({name: part for name, part in parts.items() if isinstance(part, spaces.Box)})
+    shape, dtype = tuple(description["shape"]), np.dtype(description["dtype"]).type
+    bounds = (
+        np.broadcast_to(bound, shape) if bound.size == 1 else bound.reshape(shape)
+        for bound in (np.asarray(description[name], dtype) for name in ("low", "high"))
+    )
+    return {"Box": spaces.Box, "SeenBox": SeenBox}[kind](*bounds, dtype=dtype)

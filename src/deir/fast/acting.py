@@ -10,34 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deir.algorithm.networks import GridEncoder
+from deir.algorithm.networks import GridEncoder, VectorEncoder
 from deir.algorithm.policy import Policy
 from deir.algorithm.types import ObservationTable, Shared
 from deir.envs.spaces import packed_view
 from deir.fast.arrays import arrays_of
+from deir.fast.folding import folded, is_affine, scale_and_shift
 from deir.fast.gru import act_recurrently, gru_gates
 from deir.fast.patches import tabulate
 from deir.fast.pieces import embed_whole
+from deir.fast.vector_encoder import FrozenVectorEncoder
 
 ENCODE_CHUNK = 2048  # bounds the memory of feature maps
-
-
-def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Batch normalisation in evaluation mode is x * scale + shift; None for any other layer but the identity."""
-    if isinstance(norm, nn.Identity):
-        return torch.ones((), device="cpu"), torch.zeros((), device="cpu")  # joins a tensor on any device
-    if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
-        return None
-    assert norm.running_mean is not None and norm.running_var is not None
-    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-    return scale, norm.bias - norm.running_mean * scale
-
-
-def folded(weight: Tensor, bias: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """weight [in, out] and bias [out] of a layer with the batch normalisation after it folded in."""
-    scaled = scale_and_shift(norm)
-    assert scaled is not None
-    return weight * scaled[0], bias * scaled[0] + scaled[1]
 
 
 def corners(height: int, width: int) -> Tensor:
@@ -65,7 +49,6 @@ class FrozenGridEncoder:
 
     def __call__(self, views: Tensor) -> Tensor:
         """[B, H, W, C] -> [B, features]"""
-        assert self.inputs is not None
         x = views * self.inputs[0] + self.inputs[1]
         if self.padding:
             x = F.pad(x, (0, 0, *(self.padding,) * 4))
@@ -76,13 +59,20 @@ class FrozenGridEncoder:
         return torch.addmm(self.linear[1], x.flatten(1), self.linear[0]).relu_()
 
 
+def _folded_encoder(encoder: nn.Module) -> FrozenGridEncoder | FrozenVectorEncoder | None:
+    if type(encoder) is GridEncoder and is_affine(encoder.input_norm):
+        return FrozenGridEncoder(encoder)
+    if isinstance(encoder, VectorEncoder) and FrozenVectorEncoder.takes(encoder):
+        return FrozenVectorEncoder(encoder)
+    return None
+
+
 class FrozenPolicy:
     """Everything a step of the policy needs, prepared once a rollout."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy.eval()
-        foldable = isinstance(policy.encoder, GridEncoder) and scale_and_shift(policy.encoder.input_norm) is not None
-        self.folded = FrozenGridEncoder(policy.encoder) if foldable else None  # type: ignore[arg-type]
+        self.folded = _folded_encoder(policy.encoder)
         first, norm, _, last = policy.actor
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
         layers = (

@@ -176,15 +176,20 @@ def gathered_norm(
 
     table: [M, C], rows: [P, K] -> [P, C]
     """
-    assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.momentum is not None
-    assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
+    assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
     # the bias moves only the mean, which is subtracted: it has no gradient
     out, mean, variance = gather_norm(table, rows, share.of_rows, norm.weight, norm.bias, norm.eps, relu)
-    mean = mean if bias is None else mean + bias.detach()
+    track_moments(norm, mean if bias is None else mean + bias.detach(), variance, share.total)
+    return out
+
+
+def track_moments(norm: nn.BatchNorm1d | nn.BatchNorm2d, mean: Tensor, variance: Tensor, total: int) -> None:
+    """Joins the mean and the (biased) variance [C] of a batch of `total` rows to the running statistics."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    assert norm.num_batches_tracked is not None and norm.momentum is not None
     norm.num_batches_tracked += 1
     running = arrays_of(norm.running_mean, norm.running_var, mean, variance)
-    _track_moments(*running, norm.momentum, share.total / (share.total - 1))
-    return out
+    _track_moments(*running, norm.momentum, total / (total - 1))
 
 
 def run_head(head: Head, x: Tensor, share: Share | None = None) -> Tensor:

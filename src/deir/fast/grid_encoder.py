@@ -122,8 +122,8 @@ def placed_linear(patches: Tensor, weight: Tensor, placed: Placed) -> Tensor:
 
 
 def shares_patches(encoder: object) -> bool:
-    """A layer-normalised patch depends on its whole observation."""
-    return isinstance(encoder, GridEncoder) and not isinstance(encoder.output_norm, nn.LayerNorm)
+    """A layer-normalised patch depends on its whole observation. A class derived from ours may compute anything."""
+    return type(encoder) is GridEncoder and not isinstance(encoder.output_norm, nn.LayerNorm)
 
 
 def embed_patches(encoder: GridEncoder, plan: PatchPlan) -> Tensor:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from deir.algorithm import ppo
 from deir.algorithm.actions import Actions, DiscreteActions
 from deir.algorithm.layers import Head
-from deir.algorithm.networks import Encoder, GridEncoder, PartsEncoder
+from deir.algorithm.networks import Encoder, GridEncoder, PartsEncoder, VectorEncoder
 from deir.algorithm.ops import Acting, Optimizer, PlainOps
 from deir.algorithm.policy import Policy
 from deir.algorithm.types import ObservationTable, Rows, Shared
 from deir.config import PPOConfig
-from deir.fast import gru, patches, planning, tiles
+from deir.fast import gru, patches, planning, quasimetric, tiles
 from deir.fast.acting import ActingOnAnything, ActingOnRepeats
 from deir.fast.allocator import collecting_later
 from deir.fast.arrays import arrays_of
@@ -27,6 +27,7 @@ from deir.fast.grid_encoder import embed_patches, shares_patches
 from deir.fast.patches import PatchTable
 from deir.fast.pieces import embed_whole
 from deir.fast.ppo_loss import ppo_of_categories
+from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
 
 
 class FastOps(PlainOps):
@@ -53,12 +54,16 @@ class FastOps(PlainOps):
         if isinstance(observations, Tensor):
             return Shared(embed_whole(encoder, observations))
         table, ids = observations
-        if isinstance(table, PatchTable) and isinstance(encoder, GridEncoder):
+        if isinstance(table, PatchTable) and type(encoder) is GridEncoder:
             if shares_patches(encoder):
                 plan = patches.plan_of(table, ids)
                 return Shared(embed_patches(encoder, plan), plan.inverse)
             distinct, inverse = ids.unique(return_inverse=True)
             return Shared(embed_whole(encoder, table.distinct[distinct]), inverse)
+        if isinstance(table, PatchTable) and isinstance(encoder, VectorEncoder) and runs_on_vectors(encoder):
+            rows, shares, inverse = planning.occurring_rows(ids.numpy(), len(table.distinct))
+            seen = table.distinct[torch.from_numpy(rows)]
+            return Shared(embed_vectors(encoder, seen, Share(shares, len(ids))), torch.from_numpy(inverse))
         if isinstance(table, PatchTable) and isinstance(encoder, PartsEncoder) and shares_patches(encoder.encoders[0]):
             (view, _), *others = encoder.parts_of(observations.gather())
             assert isinstance(view, Encoder)
@@ -116,6 +121,10 @@ class FastOps(PlainOps):
 
     min_ratio = staticmethod(tiles.min_ratio)
     nearest = staticmethod(tiles.nearest_keys)
+    min_quasimetric = staticmethod(quasimetric.min_quasimetric)
+
+    def quasimetric(self, x: Shared, y: Shared) -> Tensor:
+        return quasimetric.of_shared(x, y)
 
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         return ActingOnRepeats(policy, known) if repeats else ActingOnAnything(policy)

@@ -2,6 +2,9 @@
 
 The trainer and the reward model may work at the same time: two parties, which then share a run's threads. Work that is
 made of independent jobs uses as many as there are for its party, and gives the same bits with any number of them.
+
+Threads do not survive a fork. Ours are made anew in the child; PyTorch's own cannot be, and the child is told so: it
+would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -17,12 +20,18 @@ from typing import TypeVar
 
 import torch
 
+from deir.errors import UserError
+from deir.fast.blas import limit_threads
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 TURN = 5e-4  # seconds
 _lock = Lock()
 _threads = 1  # of the run
 _parties = 1  # at work
+_own = 1  # of PyTorch's operations, in each party
+_several = False  # PyTorch has had several threads in this process
+_forked = False  # PyTorch has had several threads in a process that this one is a fork of
 
 
 def available_threads(wanted: int | None) -> int:
@@ -34,11 +43,47 @@ def available_threads(wanted: int | None) -> int:
     return int(given) if given.isdigit() and int(given) > 0 else cores
 
 
-def use_threads(threads: int, overlap: bool) -> None:
-    """Divides a run's threads between PyTorch's own operations and the parties that may work at the same time."""
-    global _threads
-    _threads = threads
-    torch.set_num_threads(max(1, threads // 2) if overlap else threads)
+def use_threads(threads: int, large: bool) -> None:
+    """The threads of a run. `large`: PyTorch's own operations are large enough to be divided among all of them.
+
+    Small ones would wait for each other longer than they compute, and beside other work many times as long. They use
+    one thread each; a second core then serves the other party, and the jobs of `in_parallel` and `share_out`.
+    """
+    global _threads, _own, _several
+    own = threads if large else 1
+    if own > 1 and _forked:
+        raise UserError(
+            f"threads: got {threads} in a fork of a process that has computed with several threads, which do not "
+            "survive it: expected 1, or a new process (of multiprocessing the start method 'spawn')"
+        )
+    _threads, _own, _several = threads, own, _several or own > 1
+    compute_with_own()
+
+
+@contextmanager
+def one_thread(alone: bool = True) -> Iterator[None]:
+    """PyTorch's own operations use one thread meanwhile; with `alone` false as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if alone else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def compute_with_own() -> None:
+    """For each party, in its thread."""
+    _compute_with(_own)
+
+
+def _compute_with(threads: int) -> None:
+    """This thread's operations from now on.
+
+    A thread that PyTorch has not seen yet takes the number that any thread has set last, whatever it was told itself:
+    so PyTorch must see it first.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -87,6 +132,38 @@ def in_parallel(job: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
     return list(_pool(threads).map(guarded, items))
 
 
+def share_out(job: Callable[[int], None], count: int) -> None:
+    """Does jobs 0 … count-1 that do not depend on each other, each a long stretch of compiled code with one thread.
+
+    The calling thread takes part, and whoever is free takes the next job.
+    """
+    threads = min(max(1, _threads // max(1, _parties)), count)
+    jobs = iter(range(count))  # next() of it is one step to Python's lock
+
+    def work() -> None:
+        for number in jobs:
+            job(number)
+
+    before = limit_threads(1)
+    try:
+        others = [_pool(threads).submit(work) for _ in range(threads - 1)]
+        work()
+        for other in others:
+            other.result()
+    finally:
+        limit_threads(before)
+
+
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "deir", initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(threads, "deir", initializer=_compute_with, initargs=(1,))
+
+
+def _after_fork() -> None:
+    global _lock, _parties, _forked
+    _pool.cache_clear()
+    _lock, _parties, _forked = Lock(), 1, _forked or _several
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -64,16 +64,25 @@ def nearest_keys(
     chunk: int = CHUNK,
     tile: int = TILE,
 ) -> Tensor:
-    """Squared distances to the k nearest keys of the episode, ascending; infinite where it has fewer.   [T, N, k]"""
+    """Squared distances to the k nearest keys of the episode, ascending; infinite where it has fewer.   [T, N, k]
+
+    Matrix products find the nearest, differences measure them: |q|² + |k|² - 2qk of equal rows is not 0 but rounding.
+    """
     steps, envs = queries.shape[:2]
     nearest = torch.full((steps, envs, k), torch.inf, dtype=torch.float64, device=queries.device)
 
     def search(n: int) -> None:
         by_step, rows = _as_queries(queries[:, n]), _as_keys(keys[:, n])  # [T, F+2], [S, F+2]
+        near, found = nearest[:, n], torch.zeros(steps, k, dtype=torch.int64, device=queries.device)  # [T, k] key rows
         for part in _tiles(first[:, n], last, chunk, tile):
             distances = part.without_outside(by_step[part.queries] @ rows[part.keys].T)  # [chunk, tile] squared
-            candidates = torch.cat([nearest[part.queries, n], distances.clamp_(min=0)], -1)
-            nearest[part.queries, n] = candidates.topk(k, largest=False).values
+            those = torch.arange(part.keys.start, part.keys.stop, device=queries.device).expand_as(distances)
+            chosen = torch.cat([near[part.queries], distances], -1).topk(k, largest=False)
+            near[part.queries] = chosen.values
+            found[part.queries] = torch.cat([found[part.queries], those], -1).gather(-1, chosen.indices)
+        for some in torch.arange(steps, device=queries.device).split(chunk):
+            exact = (by_step[some, None, :-2] / -2 - rows[found[some], :-2]).square().sum(-1)  # [chunk, k]
+            near[some] = torch.where(near[some].isinf(), torch.inf, exact).sort(-1).values
 
     in_parallel(search, range(envs))
     return nearest

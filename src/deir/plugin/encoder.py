@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deir.algorithm.networks import Encoder
 from deir.errors import invalid
-from deir.plugin.arrays import ObservationFormat, PartsFormat
+from deir.plugin.observations import ObservationFormat, PartsFormat
 
 
 class GivenEncoder(Encoder):

@@ -23,8 +23,10 @@ from deir.algorithm.rewards.shared import TrajectoryModel
 from deir.algorithm.types import Metrics
 from deir.config import Config, RewardConfig, flatten, merge, to_dict
 from deir.errors import TrainingDiverged, UserError, invalid, unknown
-from deir.plugin.arrays import Episodes, RolloutReader, autoreset_mode, observation_format, read_flags
+from deir.plugin.arrays import read_flags
 from deir.plugin.encoder import GivenEncoder
+from deir.plugin.observations import observation_format
+from deir.plugin.rollouts import Episodes, RolloutReader, autoreset_mode
 from deir.runs import checkpoint
 from deir.runs.presets import resolve
 from deir.runs.ranges import check, check_device

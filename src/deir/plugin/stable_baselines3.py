@@ -30,7 +30,7 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from deir.config import Config, merge
+from deir.config import Config, merge, with_old_keys
 from deir.errors import UserError, invalid
 from deir.imports import check_trusted
 from deir.plugin.reward import Reward, make_reward, read_saved
@@ -70,8 +70,8 @@ def load(
     state = _read_entry(path)
     if model.env is None:
         return model  # for prediction only
-    config = merge(merge(Config(), state["config"]), {"device": str(model.device)})
-    check_trusted(config.env.id, config.method, str(path), trust)
+    config = merge(merge(Config(), with_old_keys(state["config"])), {"device": str(model.device)})
+    check_trusted(config, str(path), trust)
     if model.env.num_envs != config.env.n_envs:
         raise invalid(
             "env", f"{model.env.num_envs} environments", f"{config.env.n_envs}, which the reward was saved with"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
-from deir.errors import UserError
+from deir.errors import UserError, invalid
 from deir.files import make_directory, remove_temporaries, replacing
 
 SUFFIX = ".safetensors"
@@ -84,6 +84,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> Found:
+    if not path.is_file():  # a named pipe would be waited for
+        raise DamagedCheckpoint(f"{path}: not a file")
     try:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
@@ -189,6 +191,31 @@ def load_latest(
         except UnfitCheckpoint as error:
             complaints.append(f"checkpoint left aside: {error}")
     raise UserError("\n".join([*complaints, f"no whole checkpoint is left in {directory}"]))
+
+
+def load_iteration(
+    directory: Path, iteration: int, accept: Callable[[Found], None] = lambda found: None
+) -> tuple[dict[str, Any], Path]:
+    """The checkpoint of one iteration, and its path."""
+    path = path_of(directory, iteration)
+    if not path.is_file():
+        kept = [int(p.stem) for p in reversed(_newest_first(directory))]
+        near = min(kept, key=lambda number: abs(number - iteration), default=None)
+        listed = f"one that the run kept: {_listed(kept)} (the nearest is {near})" if kept else "a run with checkpoints"
+        more = "--checkpoint.keep and --checkpoint.every of `deir train` keep more"
+        raise invalid("checkpoint", iteration, f"{listed}; {more}")
+    try:
+        found = read(path)
+        _check_counters(found)
+        accept(found)
+    except (DamagedCheckpoint, UnfitCheckpoint) as error:
+        raise UserError(f"checkpoint: {error}") from None
+    return found.state, path
+
+
+def _listed(numbers: list[int]) -> str:
+    few = numbers if len(numbers) <= 12 else [*numbers[:6], "…", *numbers[-5:]]
+    return ", ".join(map(str, few))
 
 
 def _check_counters(found: Found) -> None:

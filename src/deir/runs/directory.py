@@ -14,7 +14,6 @@ class RunDirectory:
         self.progress = path / "progress.csv"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
-        self.events = path / "tensorboard"
         self.figure = path / "learning_curve.png"
         self.maps = path / "maps.npz"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,9 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from deir.algorithm.metrics import WINDOW
 from deir.config import Config
+from deir.envs import has_success
 from deir.runs.stopping import output_failed, say
 
 Row = dict[str, Any]
@@ -34,11 +37,23 @@ def phase_shares(row: Row) -> dict[str, float]:
     return {name: s / total for name, s in seconds.items()}
 
 
+def mean_of(row: Row) -> str:
+    """How many episodes the return is a mean of."""
+    count = min(WINDOW, int(row["episodes"] or 0))
+    return f"{count} episode" if count == 1 else f"{count} episodes"
+
+
+@cache
+def shows_success(env: str) -> bool:
+    return has_success(env)
+
+
 def plain_line(config: Config, row: Row) -> str:
     shares = " ".join(f"{name} {share:.0%}" for name, share in phase_shares(row).items())
+    success = f"  success {_figure(row['success_rate'], '.0%')}" if shows_success(config.env.id) else ""
     return (
         f"{int(row['frames']):>9,} / {config.steps:,} frames  {row['fps']:>6,.0f}/s"
-        f"  return {_figure(row['return_mean'])}  success {_figure(row['success_rate'], '.0%')}"
+        f"  return {_figure(row['return_mean'])} (of {mean_of(row)}){success}"
         f"  intrinsic {_figure(row['intrinsic_reward_mean'])}"
         f"  entropy {_figure(row['entropy'], '.2f')}  {shares}"
     )
@@ -99,7 +114,8 @@ class Display:
         table = Table.grid(padding=(0, 2))
         shares = ", ".join(f"{name} {share:.0%}" for name, share in phase_shares(row).items())
         table.add_row("frames", f"{int(row['frames']):,} / {config.steps:,}", "frames/s", f"{row['fps']:,.0f}")
-        table.add_row("return (100 ep.)", _figure(row["return_mean"]), "success", _figure(row["success_rate"], ".0%"))
+        success = ("success", _figure(row["success_rate"], ".0%")) if shows_success(config.env.id) else ()
+        table.add_row(f"return of {mean_of(row)}", _figure(row["return_mean"]), *success)
         table.add_row(
             "intrinsic reward", _figure(row["intrinsic_reward_mean"]), "entropy", _figure(row["entropy"], ".2f")
         )

@@ -16,7 +16,9 @@ from deir.config import Config
 from deir.envs import make_envs
 from deir.envs.base import VectorEnvs
 from deir.errors import UserError, invalid
+from deir.fast.threads import one_thread
 from deir.files import check_file
+from deir.runs.training import has_large_operations
 from deir.seeding import derive, torch_generator
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
@@ -56,7 +58,7 @@ def evaluate(agent: Agent, episodes: int = 100, greedy: bool = False, seed: int 
     returns: list[float] = []
     lengths: list[int] = []
     played = np.zeros(n_envs, np.int64)
-    with _fresh_envs(agent, n_envs, seed) as envs:
+    with fresh_envs(agent, n_envs, seed) as envs:
         for total, length, done in play(agent, envs, greedy, seed):
             for n in np.flatnonzero(done & (played < quota)):
                 returns.append(float(total[n]))
@@ -67,17 +69,23 @@ def evaluate(agent: Agent, episodes: int = 100, greedy: bool = False, seed: int 
     return Evaluation(np.array(returns), np.array(lengths))
 
 
-class _fresh_envs:
-    """Environments of the run's task with seeds training has not used."""
+class fresh_envs:
+    """Environments of the run's task with seeds training has not used.
+
+    Meanwhile PyTorch uses one thread, unless the agent sees images: a few views or vectors at a time are soon computed.
+    """
 
     def __init__(self, agent: Agent, n_envs: int, seed: int) -> None:
         config = replace(agent.config.env, n_envs=n_envs)
         self.envs = make_envs(config, derive(agent.config.seed, "evaluate", seed) % 2**31)
+        self.threads = one_thread(not has_large_operations(agent.policy.ops, agent.policy))
 
     def __enter__(self) -> VectorEnvs:
+        self.threads.__enter__()
         return self.envs
 
     def __exit__(self, *_: object) -> None:
+        self.threads.__exit__(None, None, None)
         self.envs.close()
 
 
@@ -112,16 +120,20 @@ def check_video_path(path: Path) -> None:
 
 def record_video(agent: Agent, path: Path, episodes: int = 3, greedy: bool = False, seed: int = 0) -> int:
     """Films whole episodes; returns the number of frames."""
-    import imageio.v3 as iio
-
     frames: list[NDArray[np.uint8]] = []
     ended = 0
-    with _fresh_envs(agent, 1, seed) as envs:
+    with fresh_envs(agent, 1, seed) as envs:
         for _, _, done in play(agent, envs, greedy, seed):
             ended += int(done[0])
             if ended >= episodes:
                 break
             frames.append(envs.render(0))
+    write_film(path, frames)
+    return len(frames)
+
+
+def write_film(path: Path, frames: list[NDArray[np.uint8]]) -> None:
+    import imageio.v3 as iio
+
     options: dict[str, Any] = {"fps": VIDEO_FPS} if path.suffix == ".mp4" else {"duration": 1000 / VIDEO_FPS, "loop": 0}
     iio.imwrite(path, np.stack(frames), **options)
-    return len(frames)

@@ -127,9 +127,9 @@ class StoredLog:
 
 
 class ProgressLog:
-    """progress.csv and TensorBoard events, being written."""
+    """progress.csv, being written."""
 
-    def __init__(self, path: Path, rows: list[Row], events: Path | None) -> None:
+    def __init__(self, path: Path, rows: list[Row]) -> None:
         self.path = path
         self.columns: list[str] = list(rows[0]) if rows else []
         text = _csv_text(self.columns, rows, header=True).encode() if rows else b""
@@ -137,12 +137,6 @@ class ProgressLog:
         if text and path.read_bytes() != text:
             with replacing(path) as file:
                 file.write(text)
-        self.writer = None
-        if events is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            purge = int(rows[-1]["frames"]) + 1 if rows else None
-            self.writer = SummaryWriter(str(events), purge_step=purge)  # type: ignore[no-untyped-call]
 
     def write(self, row: Row) -> None:
         header = not self.columns
@@ -152,10 +146,6 @@ class ProgressLog:
         with self.path.open("wb" if header else "ab") as file:
             file.write(text)
         self._crc = zlib.crc32(text, self._crc)
-        if self.writer is not None:
-            for name, value in row.items():
-                if value is not None and name not in ("iteration", "frames"):
-                    self.writer.add_scalar(name, value, row["frames"])  # type: ignore[no-untyped-call]
 
     def settle(self) -> str:
         """The rows are on disk after this. Their checksum, for the checkpoint that counts them."""
@@ -165,10 +155,6 @@ class ProgressLog:
             os.fsync(file.fileno())
         sync_directory(self.path.parent)
         return f"{self._crc:08x}"
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()  # type: ignore[no-untyped-call]
 
 
 def _csv_text(columns: list[str], rows: list[Row], header: bool) -> str:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
 from deir.config import Config, flatten, to_dict
 from deir.errors import invalid
 
@@ -34,6 +32,8 @@ RANGES = (
             "reward.deir.queue_size",
             "reward.deir.eps",
             "reward.ngu.neighbours",
+            "reward.re3.neighbours",
+            "reward.e3b.ridge",
             "reward.ngu.eps",
             "reward.ngu.pseudo_count",
             "reward.ngu.max_similarity",
@@ -53,7 +53,7 @@ RANGES = (
     Range(
         "a whole number of at least 2",
         lambda value: value >= 2,
-        ("reward.deir.features", "reward.deir.mlp", "reward.rnd.mlp"),
+        ("reward.deir.features", "reward.deir.mlp", "reward.rnd.mlp", "reward.disagreement.models"),
     ),
     Range(
         "a number from 0 to 1",
@@ -66,8 +66,10 @@ RANGES = (
             "reward.rnd.error_momentum",
             "reward.ngu.distance_momentum",
             "reward.icm.forward_weight",
+            "reward.ride.forward_weight",
         ),
     ),
+    Range("a number above 0 and below 1", lambda value: 0 < value < 1, ("reward.etd.gamma",)),
     Range("0 or more and below 1", lambda value: 0 <= value < 1, ("ppo.adam_beta1", "ppo.adam_beta2")),
     Range(
         "0 or more",
@@ -76,6 +78,7 @@ RANGES = (
             "seed",
             "checkpoint.max_queue_mb",
             "env.noise",
+            "env.fixed_layout",
             "env.num_levels",
             "env.start_level",
             "reward.ngu.cluster_distance",
@@ -97,6 +100,7 @@ LARGEST: dict[str, int] = {
     "threads": 1_024,
     "env.n_envs": 65_536,
     "env.view_size": 99,
+    "env.fixed_layout": 2**32 - 1,
     "env.max_steps": 10**9,
     "ppo.rollout_steps": 10**6,
     "ppo.epochs": 1_000,
@@ -105,6 +109,8 @@ LARGEST: dict[str, int] = {
     "reward.minibatch_size": 2**26,
     "reward.deir.queue_size": 10**8,
     "reward.ngu.neighbours": 10_000,
+    "reward.re3.neighbours": 10_000,
+    "reward.disagreement.models": 1_000,
     **dict.fromkeys(("network.features", "network.hidden", "network.mlp"), 8_192),
     **dict.fromkeys(("reward.deir.features", "reward.deir.mlp", "reward.rnd.mlp"), 8_192),
     "checkpoint.max_queue_mb": 2**31,
@@ -126,6 +132,9 @@ LARGEST_OF_COMMANDS: dict[str, int] = {
     "n_trials": 10**6,
     "jobs": 1_024,
     "retries": 10**6,
+    "max_steps": 5_000,
+    "map_episodes": 1_024,
+    "port": 65_535,
     "seed": LARGEST_WHOLE,
 }
 """The same for options of commands that are no part of a configuration."""
@@ -158,6 +167,8 @@ def check_count(field: str, value: int, least: int = 1) -> None:
 
 
 def check_device(name: str) -> None:
+    import torch  # here: commands that only check a count need not wait for it
+
     expected = f"a device PyTorch can use here, such as cpu ({', '.join(DEVICES)})"
     try:
         device = torch.device(name)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import signal
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,21 @@ import numpy as np
 import yaml
 
 from deir.algorithm.metrics import WINDOW
+from deir.algorithm.networks import check_encoder
 from deir.algorithm.rewards import check_method
 from deir.algorithm.trainer import Trainer
-from deir.config import Config, load_yaml, merge, to_dict
+from deir.config import Config, load_yaml, merge, to_dict, with_old_keys
 from deir.envs import check_env
 from deir.errors import TrainingDiverged, UserError, invalid
-from deir.files import LOCK, TRIAL, check_seal, make_writable, only_writer, replacing, sealed, write_whole
+from deir.files import HOLDER, LOCK, TRIAL, check_seal, make_writable, only_writer, replacing, sealed, write_whole
 from deir.imports import check_trusted
 from deir.runs import checkpoint, progress
 from deir.runs.directory import RunDirectory
+from deir.runs.loggers import Loggers, check_loggers
 from deir.runs.presets import resolve
 from deir.runs.progress import ProgressLog, Row, StoredLog
 from deir.runs.ranges import check, check_device
-from deir.runs.stopping import stop_signals
+from deir.runs.stopping import Interrupted, signals_noted
 from deir.runs.summary import ENDED_WELL, write_summary
 from deir.runs.training import make_ops, make_trainer, networks_of
 
@@ -38,6 +39,9 @@ def validate(config: Config) -> None:
     """All that can be wrong with a configuration, before anything is created."""
     check(config)
     check_method(config.method)
+    check_encoder("network.encoder", config.network.encoder)
+    check_encoder("reward.encoder", config.reward.encoder)
+    check_loggers(config.loggers)
     check_env(config.env)
     check_device(config.device)
     make_ops(config)
@@ -51,7 +55,7 @@ def default_directory(config: Config) -> Path:
 
 def check_vacant(path: Path) -> None:
     """An existing run is never overwritten."""
-    ours = {LOCK, TRIAL, ".config.yaml.tmp"}  # all that is left where a process was killed before it began
+    ours = {LOCK, HOLDER, TRIAL, ".config.yaml.tmp"}  # all that is left where a process was killed before it began
     if path.exists() and (not path.is_dir() or any(p.name not in ours for p in path.iterdir())):
         raise invalid("out", str(path), f"a new or empty directory (`deir train --resume {path}` continues a run)")
 
@@ -145,30 +149,6 @@ def frames_done(path: Path) -> int | None:
     return progress.frames_done(RunDirectory(path).progress)
 
 
-class Interrupted(Exception):
-    """Ctrl-C, SIGTERM, or a closed terminal or pipe."""
-
-
-@contextmanager
-def _signals_noted() -> Iterator[list[int]]:
-    """The first signal is noted, so that the iteration ends well; the second one is obeyed at once."""
-    noted: list[int] = []
-    previous: dict[int, Any] = {}
-
-    def note(number: int, frame: Any) -> None:
-        noted.append(number)
-        signal.signal(number, previous[number])
-
-    for number in stop_signals():
-        with suppress(ValueError):  # not the main thread: the caller handles signals
-            previous[number] = signal.signal(number, note)
-    try:
-        yield noted
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-
-
 def _train(
     trainer: Trainer, run: RunDirectory, listener: Listener | None, rows: list[Row], saved: int | None = None
 ) -> Row:
@@ -177,17 +157,17 @@ def _train(
     row: Row = {"iteration": trainer.iteration, "frames": trainer.frames, "seconds": 0.0}
     if rows:
         row = {name: _number(text) for name, text in rows[-1].items()}
-    status = "running"
-    write_summary(
-        run.summary, config, networks_of(config, trainer.envs.observation_space, trainer.envs.action_space), row, status
-    )
-    log = ProgressLog(run.progress, rows, run.events if config.tensorboard else None)
+    others, status = Loggers(config, run.path, int(row["frames"]) if rows else None), "running"
+    networks = networks_of(config, trainer.envs.observation_space, trainer.envs.action_space)
+    write_summary(run.summary, config, networks, row, status)
+    log = ProgressLog(run.progress, rows)
     begin = time.perf_counter() - row["seconds"]
     try:
-        with _signals_noted() as signals:
+        with signals_noted() as signals:
             while not (trainer.finished or target_reached(row, config)):
                 row = _iterate(trainer, begin)
                 log.write(row)
+                others.write(row)
                 if listener:
                     listener(config, row)
                 done = trainer.finished or target_reached(row, config)
@@ -214,14 +194,8 @@ def _train(
     finally:
         ended_well = status in ENDED_WELL
         with nullcontext() if ended_well else suppress(OSError):  # the first error is the one to be told
-            log.close()
-            write_summary(
-                run.summary,
-                config,
-                networks_of(config, trainer.envs.observation_space, trainer.envs.action_space),
-                row,
-                status,
-            )
+            others.close(status)
+            write_summary(run.summary, config, networks, row, status)
     return row
 
 
@@ -284,13 +258,14 @@ def _saved_config(run: RunDirectory, trust: bool | Collection[str]) -> Config:
         raise UserError(f"{run.config}: expected the configuration of a run, with env, method and seed")
     if isinstance(saved.get("reward"), dict):
         saved["reward"].pop("process", None)  # of runs whose model had a process instead of a thread
-    config = merge(Config(), saved)
-    check_trusted(config.env.id, config.method, run.config, trust)
+    config = merge(Config(), with_old_keys(saved))
+    check_trusted(config, run.config, trust)
     return config
 
 
 def configure(overrides: dict[str, Any]) -> Config:
     """Defaults, then the preset of the task and method named in `overrides`, then the overrides themselves."""
+    overrides = with_old_keys(overrides)
     named = merge(Config(), overrides)
     config = resolve(
         replace(Config(), env=replace(Config().env, id=named.env.id), method=named.method, preset=named.preset)

@@ -6,8 +6,9 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from deir.errors import UserError
 
@@ -96,3 +97,27 @@ def _told(failure: OSError) -> str:
     told = f"{' -> '.join(places)}: {failure.strerror}" if places else str(failure)
     remedy = remedies.get(failure.errno or 0)
     return f"{told}; {remedy}" if remedy else told
+
+
+class Interrupted(Exception):
+    """Ctrl-C, SIGTERM, or a closed terminal or pipe."""
+
+
+@contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """The first signal is noted, so that the iteration ends well; the second one is obeyed at once."""
+    noted: list[int] = []
+    previous: dict[int, Any] = {}
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(number)
+        signal.signal(number, previous[number])
+
+    for number in stop_signals():
+        with suppress(ValueError):  # not the main thread: the caller handles signals
+            previous[number] = signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

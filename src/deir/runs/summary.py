@@ -34,6 +34,8 @@ def write_summary(path: Path, config: Config, networks: str, row: Row, status: s
 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """None if there is none that can be trusted: such a run is not finished."""
+    if not path.is_file():  # a named pipe would be waited for
+        return None
     try:
         summary = json.loads(path.read_bytes())
         crc = summary.pop("crc32", None)  # earlier versions wrote none

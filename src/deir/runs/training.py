@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from gymnasium import Space
+from torch import nn
 
 from deir.algorithm.actions import actions_of
-from deir.algorithm.networks import encoder_kind
+from deir.algorithm.networks import Encoder, FlatEncoder, GridEncoder, PartsEncoder, VectorEncoder, encoder_kind
 from deir.algorithm.ops import Ops, PlainOps
 from deir.algorithm.overlap import InTurn
 from deir.algorithm.policy import Policy
@@ -49,25 +50,34 @@ def make_trainer(
     ops, threads = make_ops(config), available_threads(config.threads)
     envs = make_envs(config.env, config.seed, generation)
     spaces = envs.observation_space, envs.action_space
-    overlaps = threads > 1 and isinstance(ops, FastOps) and works_beside(config, spaces[0], envs.repeats)
-    use_threads(threads, overlaps)
+    overlaps = threads > 1 and isinstance(ops, FastOps) and works_beside(config, spaces[0])
     model = RewardModel(config, *spaces, ops)
     torch.manual_seed(derive(config.seed, "init", "policy"))
     policy = Policy(*spaces, config.network, ops).to(config.device)
+    use_threads(threads, has_large_operations(ops, policy, model.reward))
     _LOGGER.info(networks_of(config, *spaces))
     return Trainer(config, wrap(envs), policy, model, Beside() if overlaps else InTurn(), hooks)
 
 
-def works_beside(config: Config, observations: Space[Any], repeats: bool) -> bool:
-    """Whether the model is better off in a thread of its own: the networks work on distinct patches, in operations too
-    small for several threads each.
+def has_large_operations(ops: Ops, *networks: nn.Module) -> bool:
+    """Whether PyTorch computes their encoders in large operations, as it does convolutions and classes not ours.
 
-    Whole convolutions keep every thread busy by themselves. On vectors operations are so small that two threads of
+    The fast grid encoder is compiled code in its own jobs.
+    """
+    small: set[type] = {VectorEncoder, FlatEncoder, PartsEncoder}
+    small |= {GridEncoder} if isinstance(ops, FastOps) else set()
+    return any(isinstance(m, Encoder) and type(m) not in small for network in networks for m in network.modules())
+
+
+def works_beside(config: Config, observations: Space[Any]) -> bool:
+    """Whether the model is better off in a thread of its own: the grid encoder is compiled code, which needs Python's
+    lock seldom and uses the threads that the other party leaves.
+
+    PyTorch's convolutions keep every thread busy by themselves. On vectors operations are so small that two threads of
     Python would only take turns.
     """
     kinds = encoder_kind(config.network.encoder, observations, images="impala").split("+")
-    small = repeats and "grid" in kinds and config.network.norm != "layer"
-    return small and config.reward.overlap and config.method != "none"
+    return "grid" in kinds and config.reward.overlap and config.method != "none"
 
 
 def networks_of(config: Config, observations: Space[Any], actions: Space[Any]) -> str:

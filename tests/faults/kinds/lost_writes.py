@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from deir.files import LOCK
-
 from ..base import Budget, Kind, Tally
 from ..disk import Disk
 from ..machine import finish, reference, spread
@@ -34,7 +32,6 @@ def run(budget: Budget, scratch: Path, tally: Tally) -> None:
                 promised = operation.offset
         path = place / "place" / "run"
         disk.restore(path.parent, random.Random(f"{budget.seed} {case}") if luck else None)
-        (path / LOCK).unlink(missing_ok=True)  # one that came back has no holder, and means nothing
         where = f"{name}, power cut after operation {count}, luck {luck}"
         if count == last[name] and (difference := reference().difference(path)):
             counts.loss(f"{where}: the run had ended well, but {difference}")

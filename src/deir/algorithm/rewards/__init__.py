@@ -2,53 +2,77 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from deir.algorithm.rewards.base import Context, IntrinsicReward
-from deir.errors import invalid, unknown
-from deir.imports import import_named
+from deir.registry import Entry, Registry
 
+if TYPE_CHECKING:  # the names and descriptions are wanted where nobody waits for PyTorch
+    from deir.algorithm.rewards.base import Context, IntrinsicReward
 
-class Method(NamedTuple):
-    module: str  # imported when asked for
-    cls: str
-    description: str
-    given: type[IntrinsicReward] | None = None  # a class registered by the program that runs
-
-
-METHODS: dict[str, Method] = {
-    "deir": Method("deir.algorithm.rewards.deir", "Deir", "episodic reward from a discriminative model (this paper)"),
-    "noveld": Method(
-        "deir.algorithm.rewards.noveld", "Noveld", "NovelD: rise of RND's novelty, at the first visit in the episode"
-    ),
-    "ngu": Method("deir.algorithm.rewards.ngu", "Ngu", "NGU: unlike the episode's memory, times RND's lifelong factor"),
-    "rnd": Method("deir.algorithm.rewards.rnd", "Rnd", "RND: error of predicting a fixed random network"),
-    "icm": Method(
-        "deir.algorithm.rewards.icm", "Icm", "ICM: error of a forward model on an inverse model's embeddings"
-    ),
-    "none": Method("deir.algorithm.rewards.none", "NoReward", "PPO alone, without an intrinsic reward"),
-    "deir-no-mi": Method(
-        "deir.algorithm.rewards.ablations", "DeirNoMi", "Figure 6 (b): DEIR without the mutual information term"
-    ),
-    "deir-no-rnn-no-mi": Method(
-        "deir.algorithm.rewards.ablations",
-        "DeirNoRnnNoMi",
-        "Figure 6 (c): the discriminator only, without that term and the RNN",
-    ),
-    "deir-inverse": Method(
-        "deir.algorithm.rewards.ablations", "DeirInverse", "Figure 6 (d): an inverse model's embeddings"
-    ),
-    "deir-forward": Method(
-        "deir.algorithm.rewards.ablations", "DeirForward", "Figure 6 (e): a forward model's embeddings"
-    ),
-    "deir+rnd": Method(
-        "deir.algorithm.rewards.deir_rnd", "DeirRnd", "beyond the paper: DEIR times RND's lifelong factor"
-    ),
-    "count": Method(
-        "deir.algorithm.rewards.count", "StateCount", "oracle: counts of the full states, where the task tells them"
-    ),
-}
+METHODS: Registry[IntrinsicReward] = Registry(
+    "method",
+    "deir.algorithm.rewards.base:IntrinsicReward",
+    "package.module:Class of your own, or deir.register_reward",
+    {
+        "deir": Entry(
+            "deir.algorithm.rewards.deir", "Deir", "episodic reward from a discriminative model (this paper)"
+        ),
+        "noveld": Entry(
+            "deir.algorithm.rewards.noveld",
+            "Noveld",
+            "NovelD: rise of RND's novelty, at the first visit in the episode",
+        ),
+        "ngu": Entry(
+            "deir.algorithm.rewards.ngu", "Ngu", "NGU: unlike the episode's memory, times RND's lifelong factor"
+        ),
+        "rnd": Entry("deir.algorithm.rewards.rnd", "Rnd", "RND: error of predicting a fixed random network"),
+        "icm": Entry(
+            "deir.algorithm.rewards.icm", "Icm", "ICM: error of a forward model on an inverse model's embeddings"
+        ),
+        "etd": Entry(
+            "deir.algorithm.rewards.etd", "Etd", "ETD: learned steps away from everything the episode has seen"
+        ),
+        "e3b": Entry("deir.algorithm.rewards.e3b", "E3b", "E3B: outside the ellipsoid of the episode's embeddings"),
+        "ride": Entry(
+            "deir.algorithm.rewards.ride", "Ride", "RIDE: change of an embedding over the root of its visits"
+        ),
+        "re3": Entry("deir.algorithm.rewards.re3", "Re3", "RE3: entropy of the rollout in a random encoder's features"),
+        "disagreement": Entry(
+            "deir.algorithm.rewards.disagreement",
+            "Disagreement",
+            "Disagreement: variance of an ensemble of forward models",
+        ),
+        "pseudo-counts": Entry(
+            "deir.algorithm.rewards.pseudo_counts", "PseudoCounts", "NGU's episodic part: 1/√ of a soft count of visits"
+        ),
+        "none": Entry("deir.algorithm.rewards.none", "NoReward", "PPO alone, without an intrinsic reward"),
+        "deir-no-mi": Entry(
+            "deir.algorithm.rewards.ablations", "DeirNoMi", "Figure 6 (b): DEIR without the mutual information term"
+        ),
+        "deir-no-rnn-no-mi": Entry(
+            "deir.algorithm.rewards.ablations",
+            "DeirNoRnnNoMi",
+            "Figure 6 (c): the discriminator only, without that term and the RNN",
+        ),
+        "deir-inverse": Entry(
+            "deir.algorithm.rewards.ablations", "DeirInverse", "Figure 6 (d): an inverse model's embeddings"
+        ),
+        "deir-forward": Entry(
+            "deir.algorithm.rewards.ablations", "DeirForward", "Figure 6 (e): a forward model's embeddings"
+        ),
+        "deir+rnd": Entry(
+            "deir.algorithm.rewards.deir_rnd", "DeirRnd", "beyond the paper: DEIR times RND's lifelong factor"
+        ),
+        "deir+visits": Entry(
+            "deir.algorithm.rewards.deir_visits",
+            "DeirVisits",
+            "beyond the paper: DEIR, and first visits where views repeat",
+        ),
+        "count": Entry(
+            "deir.algorithm.rewards.count", "StateCount", "oracle: counts of the full states, where the task tells them"
+        ),
+    },
+)
 
 
 def register_reward(name: str, cls: type[IntrinsicReward], description: str = "") -> None:
@@ -57,41 +81,12 @@ def register_reward(name: str, cls: type[IntrinsicReward], description: str = ""
     It holds for this program. A run that is loaded or resumed in another one needs it again, unless the method is named
     package.module:Class.
     """
-    if not name or ":" in name:
-        raise invalid("name", name, "a name without a colon, such as 'surprise'")
-    if name in METHODS and METHODS[name].given is None:
-        raise invalid("name", name, "a name that no method of the package has")
-    if not (isinstance(cls, type) and issubclass(cls, IntrinsicReward)):
-        raise invalid("cls", cls, "a class derived from deir.algorithm.rewards.base.IntrinsicReward")
-    text = description or (cls.__doc__ or "").strip().partition("\n")[0]
-    METHODS[name] = Method(cls.__module__, cls.__qualname__, text or f"{cls.__module__}:{cls.__qualname__}", cls)
-
-
-def find_method(name: str) -> Method:
-    """A name of the registry, or package.module:Class."""
-    module, colon, cls = name.partition(":")
-    if colon:
-        return Method(module, cls, name)
-    if name not in METHODS:
-        raise unknown("method", name, METHODS, also="package.module:Class of your own, or deir.register_reward")
-    return METHODS[name]
+    METHODS.register(name, cls, description)
 
 
 def reward_class(name: str) -> type[IntrinsicReward]:
-    method = find_method(name)
-    if method.given is not None:
-        return method.given
-    if name in METHODS:
-        module = import_module(method.module)
-    else:
-        module = import_named("method", f"{method.module}:{method.cls}", "package.module:Class")
-    cls = getattr(module, method.cls, None)
-    if not (isinstance(cls, type) and issubclass(cls, IntrinsicReward)):
-        found = [
-            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, IntrinsicReward)
-        ]
-        raise unknown(f"method: reward class in module {method.module!r}", method.cls, found)
-    return cls
+    """A name of the registry, or package.module:Class."""
+    return METHODS.find(name)
 
 
 def check_method(name: str) -> None:

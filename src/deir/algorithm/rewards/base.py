@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from deir.algorithm.explanation import Explanation
 from deir.algorithm.functional import minibatches
 from deir.algorithm.memory import EpisodicHistory
 from deir.algorithm.networks import Encoder
@@ -127,10 +128,18 @@ class IntrinsicReward(nn.Module):
                     next_ids=next_ids[chosen],
                     embeddings=known.embeddings,
                     targets=known.targets,
+                    indices=chosen,
                 )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         raise NotImplementedError
+
+    def explain(self, rollout: Rollout, env: int) -> Explanation:
+        """Why the steps of environment `env` earned what `compute` gives for a rollout that begins with new episodes.
+
+        It may do all that `compute` does: who asks puts `extra_state` back afterwards.
+        """
+        return Explanation()
 
     def extra_state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the parameters and buffers."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deir.algorithm.explanation import Explanation
 from deir.algorithm.functional import occurrence_ranks
 from deir.algorithm.memory import LifelongCounts
 from deir.algorithm.rewards.base import Context, IntrinsicReward, RewardState
@@ -36,6 +37,17 @@ class StateCount(IntrinsicReward):
         rewards = torch.zeros_like(rollout.rewards)
         rewards[known] = self.count(arrived[known]).to(rewards.dtype).rsqrt()
         return rewards * first, RewardState(history=history)
+
+    def explain(self, rollout: Rollout, env: int) -> Explanation:
+        arrived, known = next_states(rollout)
+        counts = torch.zeros(rollout.shape, device=arrived.device)
+        counts[known] = self.count(arrived[known]).to(counts.dtype)
+        history = no_visits(rollout.shape[1], arrived.device)
+        first, _ = first_visits(history, rollout.states[:-1], arrived, rollout.starts, including_now=True)  # type: ignore[index]
+        first = (first & known)[:, env]
+        figures = {"arrivals so far": counts[:, env], "first visit": first}
+        rewards = first * counts[:, env].clamp(min=1).rsqrt()
+        return Explanation("r = 1 ÷ √arrivals at the first visit in the episode", figures, rewards=rewards)
 
     def count(self, states: Tensor) -> Tensor:
         """N of each arrival [K], in their order."""

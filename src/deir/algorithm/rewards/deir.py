@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deir.algorithm.episodic import episode_first_positions, repeats_in_episode
+from deir.algorithm.episodic import distances, episode_first_positions, outside, repeats_in_episode
+from deir.algorithm.explanation import Compared, Explanation
 from deir.algorithm.layers import head
 from deir.algorithm.memory import EpisodicHistory, ObservationQueue
 from deir.algorithm.rewards.base import Context, RewardState
-from deir.algorithm.rewards.shared import TrajectoryModel
+from deir.algorithm.rewards.shared import Trajectories, TrajectoryModel
 from deir.algorithm.types import Batch, Rollout, Shared, concatenate
 
 
@@ -41,14 +42,12 @@ class EpisodicNovelty(TrajectoryModel):
     def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
         assert state.history is not None
         history, seen, pairing = state.history, self.embed(rollout, state), self.options.pairing
-        new = {"obs": seen.obs}
-        if self.mutual_information:
-            new["traj"] = seen.before if pairing == "published" else seen.after
+        query_traj, key_traj = self.compared_trajectories(seen)
+        new = {"obs": seen.obs, **({"traj": key_traj} if self.mutual_information else {})}
         first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
         last = torch.arange(len(first), device=first.device) + history.depth - (1 if pairing == "eq4" else 0)
         keys = {name: history.extended(name, rows) for name, rows in new.items()}  # [L+T, N, F]
         if self.mutual_information:
-            query_traj = self.next_trajectories(seen) if pairing == "a1" else seen.after
             repeated = repeats_in_episode(rollout.ids[:-1], rollout.next_ids, first, last, history.depth)
             rewards = self.ops.min_ratio(
                 seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps, repeated
@@ -58,6 +57,30 @@ class EpisodicNovelty(TrajectoryModel):
             rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
         history = history.advanced(keys, first[-1], rollout.starts[-1])
         return rewards * rollout.valid, self.state_after(seen, history)
+
+    def compared_trajectories(self, seen: Trajectories) -> tuple[Tensor, Tensor]:
+        """The trajectory embeddings that stand for now, and those for earlier steps. [T, N, H] each"""
+        pairing = self.options.pairing
+        query = self.next_trajectories(seen) if pairing == "a1" else seen.after
+        return query, seen.before if pairing == "published" else seen.after
+
+    @torch.no_grad()
+    def explain(self, rollout: Rollout, env: int) -> Explanation:
+        """The whole row of distances to earlier steps, and the step that gave the minimum."""
+        seen = self.embed(rollout, self.initial_state(rollout.shape[1]))
+        first = episode_first_positions(rollout.starts[:-1], rollout.starts.new_zeros(rollout.shape[1]).long())[:, env]
+        last = torch.arange(len(first), device=first.device) - (1 if self.options.pairing == "eq4" else 0)
+        obs = distances(seen.next_obs[:, env], seen.obs[:, env])  # [T, T]
+        by_name, scores, equation = {"dist(obs)": obs}, obs, "r = min dist(obs)"
+        if self.mutual_information:
+            query_traj, key_traj = self.compared_trajectories(seen)
+            traj = distances(query_traj[:, env], key_traj[:, env])  # [T, T]
+            by_name["dist(traj)"], scores = traj, obs.square() / (traj + self.options.eps)
+            equation = "r = min dist(obs)² ÷ (dist(traj) + ε)"
+        compared = Compared.of(by_name, scores, outside(first, last, len(first)))
+        figures = {name: compared.at_nearest(values) for name, values in by_name.items()}
+        rewards = compared.at_nearest(scores).nan_to_num(0.0) * rollout.valid[:, env]
+        return Explanation(equation, figures, compared, rewards)
 
 
 class Deir(EpisodicNovelty):

@@ -5,10 +5,12 @@ r_t = r_DEIR · min{max{1 + (e - μ)/σ, 1}, L}, with e the random distillation 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from deir.algorithm.explanation import Explanation
 from deir.algorithm.rewards.base import Context, RewardState
 from deir.algorithm.rewards.deir import Deir
 from deir.algorithm.rewards.shared import RandomDistillation
@@ -24,6 +26,16 @@ class DeirRnd(Deir):
         rewards, state = super().compute(rollout, state)
         factor, of_rnd = self.rnd.lifelong_factor(rollout)
         return rewards * factor, state.with_more_for_update(of_rnd)
+
+    def explain(self, rollout: Rollout, env: int) -> Explanation:
+        told, factor = super().explain(rollout, env), self.rnd.lifelong_factor(rollout)[0][:, env]
+        assert told.rewards is not None
+        return replace(
+            told,
+            equation=f"{told.equation} · lifelong factor",
+            figures={**told.figures, "episodic reward": told.rewards, "lifelong factor": factor},
+            rewards=told.rewards * factor,
+        )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = super().loss(batch)

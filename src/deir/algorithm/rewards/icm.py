@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deir.algorithm.explanation import Explanation
 from deir.algorithm.rewards.base import Context, RewardState
 from deir.algorithm.rewards.shared import ForwardModel, InverseModel, TrajectoryModel
 from deir.algorithm.types import Batch, Rollout
@@ -29,6 +30,10 @@ class Icm(TrajectoryModel):
         actions = self.actions.vector(rollout.actions.flatten(0, 1))  # [T*N, A]
         rewards = self.forward_model.errors(seen.after.flatten(0, 1), actions, then).view(rollout.shape)
         return rewards * rollout.valid, self.state_after(seen)
+
+    def explain(self, rollout: Rollout, env: int) -> Explanation:
+        errors = self.compute(rollout, self.initial_state(rollout.shape[1]))[0][:, env]
+        return Explanation("r = ½ |f(φ_t, a_t) - φ_{t+1}|²", {"forward error": errors}, rewards=errors)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """L = (1-w) L_I + w L_F; L_F reaches the embeddings of both sides, as in the paper's joint problem."""

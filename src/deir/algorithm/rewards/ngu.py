@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deir.algorithm.episodic import episode_first_positions
+from deir.algorithm.episodic import distances as all_distances
+from deir.algorithm.episodic import episode_first_positions, outside
+from deir.algorithm.explanation import Compared, Explanation
 from deir.algorithm.functional import RunningMean
 from deir.algorithm.memory import EpisodicHistory
 from deir.algorithm.rewards.base import Context, RewardState
@@ -27,11 +29,12 @@ from deir.algorithm.types import Batch, Rollout
 
 
 class Ngu(TrajectoryModel):
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, lifelong: bool | None = None) -> None:
         super().__init__(context)
         self.options = context.config.reward.ngu
         self.inverse_model = InverseModel(context, self.width, self.actions)
-        self.rnd = RandomDistillation(context) if self.options.lifelong else None
+        with_factor = self.options.lifelong if lifelong is None else lifelong
+        self.rnd = RandomDistillation(context) if with_factor else None
         self.distance_mean = RunningMean(self.options.distance_momentum)
 
     def initial_state(self, n_envs: int) -> RewardState:
@@ -62,11 +65,34 @@ class Ngu(TrajectoryModel):
 
     def inverse_similarity(self, distances: Tensor, mean: Tensor) -> Tensor:
         """distances: [T, N, k] squared, infinite for a missing neighbour; mean: [T] -> [T, N]"""
-        options = self.options
+        similarity = self.kernel(distances, mean).sum(-1).sqrt() + self.options.pseudo_count
+        return torch.where(similarity > self.options.max_similarity, 0.0, 1 / similarity)
+
+    def kernel(self, distances: Tensor, mean: Tensor) -> Tensor:
+        """K of each neighbour, from 0 to 1 where it is the same. [T, N, k]"""
         normalized = distances / mean.clamp(min=torch.finfo(mean.dtype).tiny)[:, None, None]
-        kernel = options.eps / ((normalized - options.cluster_distance).clamp(min=0) + options.eps)
-        similarity = kernel.sum(-1).sqrt() + options.pseudo_count
-        return torch.where(similarity > options.max_similarity, 0.0, 1 / similarity)
+        return self.options.eps / ((normalized - self.options.cluster_distance).clamp(min=0) + self.options.eps)
+
+    @torch.no_grad()
+    def explain(self, rollout: Rollout, env: int) -> Explanation:
+        """The k nearest, their mean distance, the similarity they make, and the lifelong factor."""
+        seen = self.embed(rollout, self.initial_state(rollout.shape[1]))
+        first = episode_first_positions(rollout.starts[:-1], rollout.starts.new_zeros(rollout.shape[1]).long())
+        last = torch.arange(len(first), device=first.device)
+        found = self.ops.nearest(seen.next_obs, seen.obs, first, last, self.options.neighbours)  # [T, N, k]
+        mean = self.mean_distances(found, rollout.valid)  # [T]
+        episodic = self.inverse_similarity(found, mean)[:, env] * rollout.valid[:, env]
+        squares = all_distances(seen.next_obs[:, env], seen.obs[:, env]).square()  # [T, T]
+        compared = Compared.of(
+            {"dist²": squares}, squares, outside(first[:, env], last, len(last)), self.options.neighbours
+        )
+        figures = {"nearest dist²": found[:, env, 0], "mean dist²": mean, "episodic reward": episodic}
+        if self.rnd is None:
+            return Explanation("r = 1 ÷ similarity to the k nearest", figures, compared, episodic)
+        factor = self.rnd.lifelong_factor(rollout)[0][:, env]
+        figures["lifelong factor"] = factor
+        equation = "r = lifelong factor ÷ similarity to the k nearest"
+        return Explanation(equation, figures, compared, episodic * factor)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         now, then = self.transitions(batch)  # [B, H]

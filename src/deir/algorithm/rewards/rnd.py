@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deir.algorithm.explanation import Explanation
 from deir.algorithm.rewards.base import Context, IntrinsicReward, RewardState
 from deir.algorithm.rewards.shared import RandomDistillation
 from deir.algorithm.types import Batch, Rollout
@@ -22,6 +23,13 @@ class Rnd(IntrinsicReward):
         errors, for_update = self.rnd.errors(rollout)  # [U]
         rewards = self.rnd.normalized(errors, rollout)[rollout.next_ids] * rollout.valid
         return rewards, RewardState(for_update=for_update)
+
+    def explain(self, rollout: Rollout, env: int) -> Explanation:
+        errors, _ = self.rnd.errors(rollout)  # [U]
+        ids = rollout.next_ids[:, env]
+        rewards = self.rnd.normalized(errors, rollout)[ids] * rollout.valid[:, env]
+        equation = "r = (error - μ) ÷ σ" if self.rnd.options.normalize_error else "r = |g(o) - ĝ(o)|²"
+        return Explanation(equation, {"prediction error": errors[ids]}, rewards=rewards)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.rnd.loss(batch)

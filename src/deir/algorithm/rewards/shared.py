@@ -20,7 +20,8 @@ from deir.errors import UserError
 def model_encoder(context: Context, features: int) -> Encoder:
     """The encoder of the reward models: the grid's, or the widened DQN network for images."""
     config, space = context.config, context.observation_space
-    return make_encoder(encoder_kind(config.reward.encoder, space, images="dqn"), space, features, config.network.norm)
+    kind = encoder_kind(config.reward.encoder, space, images="dqn", field="reward.encoder")
+    return make_encoder(kind, space, features, config.network.norm)
 
 
 INPUT_LIMIT = 5.0  # deviations at which random distillation cuts its inputs

@@ -6,6 +6,7 @@ step. There is no Python loop over environments but over those that begin a new 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from deir.envs.base import EnvStep
 from deir.envs.minigrid.catalogue import TaskSpec
 from deir.envs.minigrid.cells import EMPTY
 from deir.envs.minigrid.layouts import NOISE_STREAM, LayoutStock
-from deir.envs.minigrid.rules import DONE, act, look, state_hashes
+from deir.envs.minigrid.rules import DONE, act, look, state_hashes, survey
 from deir.envs.observations import add_noise, invisible_obstacles
 from deir.envs.spaces import PackedBox
 from deir.errors import UserError, invalid
@@ -48,10 +49,10 @@ class MiniGridEnvs:
             raise invalid("env.view_size", config.view_size, "an odd number of at least 3, such as 3, 5, 7 or 9")
         self._spec, self._config, self._seed = spec, config, seed
         self.n_envs = config.n_envs
-        self._layouts = LayoutStock(spec, seed, config.n_envs, worker=config.layout_worker)
+        self._layouts = LayoutStock(spec, seed, config.n_envs, worker=config.layout_worker, fixed=config.fixed_layout)
         env = self._layouts.maker.env
         self._view: int = config.view_size or env.agent_view_size
-        shape = (self._view, self._view, 3)
+        shape = (env.width, env.height, 3) if config.full_view else (self._view, self._view, 3)
         view = spaces.Box(-np.inf, np.inf, shape, np.float32) if config.noise else spaces.Box(0, 255, shape, np.uint8)
         self._packed = PackedBox({"image": view, "direction": spaces.Box(0, 1, (4,), np.uint8)})
         self.observation_space: spaces.Space[Any] = self._packed if config.direction else view
@@ -63,6 +64,7 @@ class MiniGridEnvs:
         # Invisible obstacles change each cell on its own, so changing the table changes every view.
         self._channels = invisible_obstacles(cells.CHANNELS) if config.invisible_obstacles else cells.CHANNELS
         self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(NOISE_STREAM,)))
+        self.on_end: Callable[[Indices], None] | None = None  # told who ends, while `states` is still of that episode
         self._allocate(env.width, env.height)
 
     def _allocate(self, width: int, height: int) -> None:
@@ -106,6 +108,8 @@ class MiniGridEnvs:
         ended = np.flatnonzero(starts)
         finals = observations[ended]
         if ended.size:
+            if self.on_end is not None:
+                self.on_end(ended)
             self._begin(ended)
             observations[ended] = self._observe(ended)
         self._observations = observations
@@ -142,10 +146,14 @@ class MiniGridEnvs:
 
     def _observe(self, envs: Indices) -> NDArray[Any]:
         """[K, *obs] of `envs`: the view, with noise and direction where asked for."""
-        config, views = self._config, look(
-            envs, self._flat, self._positions, self._directions, self._carrying, self._window, self._channels,
-            self._see_through,
-        )  # fmt: skip
+        config = self._config
+        if config.full_view:
+            views = survey(envs, self._cells, *self._coordinates(), self._directions, self._channels)
+        else:
+            views = look(
+                envs, self._flat, self._positions, self._directions, self._carrying, self._window, self._channels,
+                self._see_through,
+            )  # fmt: skip
         seen = add_noise(views, config.noise, config.noise_units, self._noise) if config.noise else views
         if not config.direction:
             return seen

@@ -63,6 +63,12 @@ class DiskStock:
             if self._database is not None:
                 self._database.execute("INSERT OR REPLACE INTO layouts VALUES (?, ?)", (seed, _sealed(seed, layout)))
 
+    def close(self) -> None:
+        """Now, not when the interpreter gets to it: a process that trains again and again would run out of files."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
 
 def _sealed(seed: int, layout: bytes) -> bytes:
     """With a checksum of what it is and whose it is: a wrong layout would be another task, and nobody would know."""

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from deir.envs.spaces import Convert
+from deir.envs.layout import Convert
 
 LENGTH = 32  # words that are read; nearly all missions are shorter
 _WORDS = """

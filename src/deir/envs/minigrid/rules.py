@@ -29,6 +29,7 @@ from deir.envs.minigrid.cells import (
     WALKABLE,
 )
 
+AGENT, RED = 10, 0  # how a view of the whole grid shows the agent
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
 DOOR_BITS = 0xF | 0x3 << 7  # object and state
 OPENED = 0xFFFF ^ 0x3 << 7
@@ -148,6 +149,30 @@ def look(
             for row in range(size):
                 for channel in range(3):
                     views[k, column, row, channel] = channels[codes[column, row], channel]
+    return views
+
+
+@compiled
+def survey(
+    envs: Array,  # [K] of the N
+    grids: Array,  # [N, H, W] uint16
+    columns: Array,  # [N] of the agents
+    rows: Array,  # [N]
+    directions: Array,  # [N]
+    channels: Array,  # [2^16, 3] what is seen of a code
+) -> Array:
+    """The whole grids of `envs`, each with its agent in it as (10, 0, direction), in MiniGrid's order (column, row).
+    [K, W, H, 3] uint8. What an agent carries is not seen."""
+    height, width = grids.shape[1:]
+    views = np.empty((len(envs), width, height, 3), np.uint8)
+    for k, n in enumerate(envs):
+        for row in range(height):
+            for column in range(width):
+                for channel in range(3):
+                    views[k, column, row, channel] = channels[grids[n, row, column], channel]
+        views[k, columns[n], rows[n], 0] = AGENT
+        views[k, columns[n], rows[n], 1] = RED
+        views[k, columns[n], rows[n], 2] = directions[n]
     return views
 
 

@@ -8,7 +8,7 @@ the earlier ones of its episode, i < t, as in Equation 4, in the embeddings of t
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from deir.algorithm.types import Rollout
 from deir.config import Config
 from deir.errors import invalid
 from deir.files import make_writable
-from deir.runs.options import parse
+from deir.runs.options import configuration, parse
 from deir.runs.ranges import check_count
 from deir.runs.run import check_vacant, validate
 from deir.runs.training import make_trainer
@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "steps": "400k",
 }
 ALL = "start to middle"
+COMMON = ("env.id", "steps", "seed", "snapshots", "pairs", "bins", "out", "config", "threads")
 
 DistanceSample = NDArray[np.float64]  # [P] distances
 
@@ -97,7 +98,7 @@ def episode_distances(model: EpisodicNovelty, rollout: Rollout, state: RewardSta
 
 
 def own_config(options: Distances) -> Config:
-    config = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
+    config = configuration(options)
     return replace(config, reward=replace(config.reward, overlap=False))
 
 
@@ -184,7 +185,7 @@ def check(options: Distances) -> None:
 
 
 def main(argv: list[str]) -> None:
-    options = parse(Distances, argv, "deir distances", DEFAULTS)
+    options = parse(Distances, argv, "deir distances", DEFAULTS, COMMON)
     check(options)
     samples = pooled(gather(options))
     write_tables(samples, options.bins, options.out)

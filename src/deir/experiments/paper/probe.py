@@ -11,8 +11,8 @@ import csv
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,15 @@ from deir.algorithm.layers import head
 from deir.algorithm.reward_model import RewardModel
 from deir.algorithm.rewards.base import RewardState
 from deir.algorithm.rewards.shared import TrajectoryModel
-from deir.config import Config
+from deir.config import Config, flatten, to_dict
 from deir.errors import invalid
 from deir.experiments.paper.state_labels import BINARY, LABELS, check_task
 from deir.experiments.paper.trajectories import Labelled, samples
 from deir.experiments.sweep.jobs import parse_seeds
-from deir.files import make_writable
-from deir.runs.options import parse
+from deir.files import locked, make_writable
+from deir.runs.options import configuration, parse
 from deir.runs.ranges import check_count
-from deir.runs.run import check_vacant, load_config, validate
+from deir.runs.run import check_vacant, configure, load_config, validate
 from deir.runs.training import make_ops
 from deir.seeding import derive, torch_generator
 
@@ -43,9 +43,13 @@ MODELS = {"discriminator": "deir", "inverse": "deir-inverse", "forward": "deir-f
 UNTRAINED = "untrained"  # the same network as it begins
 CONSTANT = "constant"  # the mean of the labels, whatever the embedding
 COLUMNS = ("seed", "model", "frames", "agent_return", *LABELS)
+TABLE = "probe.csv"
+OF_A_RUN = ("steps", "seed", "threads", "loggers")  # what can be said beside --run
 LAST = 5  # iterations that the printed table is a mean of
 
 Row = dict[str, Any]
+DEFAULTS: dict[str, Any] = {"method": "none"}
+COMMON = ("env.id", "method", "steps", "run", "seeds", "jobs", "out", "config", "hidden", "probe_epochs", "threads")
 
 
 @dataclass(frozen=True)
@@ -163,15 +167,18 @@ def examples(embeddings: Tensor, data: Labelled) -> tuple[Tensor, Tensor]:
 
 def agent_config(options: Probe, seed: int) -> Config:
     """The configuration of the agent that collects, and of the models: that of --run if there is one."""
-    own = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
+    own = configuration(options)
     base = load_config(options.run, trust=options.trust) if options.run else own
     threads = 1 if options.jobs > 1 else own.threads
     reward = replace(base.reward, overlap=False)
-    return replace(base, seed=seed, steps=own.steps, threads=threads, reward=reward, tensorboard=False)
+    return replace(base, seed=seed, steps=own.steps, threads=threads, reward=reward, loggers="csv")
 
 
-def probe_seed(options: Probe, seed: int) -> list[Row]:
-    """One agent, three models and the untrained one; a row for each of them and each iteration."""
+def probe_seed(options: Probe, seed: int, keep: Callable[[list[Row]], None] = lambda rows: None) -> list[Row]:
+    """One agent, three models and the untrained one; a row for each of them and each iteration.
+
+    `keep` is handed the rows of an iteration as they come.
+    """
     config = agent_config(options, seed)
     students: dict[str, Student] = {}
     rows: list[Row] = []
@@ -183,9 +190,10 @@ def probe_seed(options: Probe, seed: int) -> list[Row]:
         found[CONSTANT] = constant_losses(
             *(examples(d.labels, d)[1] for d in (sample.training, sample.validation))
         ).tolist()
-        for model, values in found.items():
-            known = {"seed": seed, "model": model, "frames": sample.frames, "agent_return": sample.return_mean}
-            rows.append({**known, **dict(zip(LABELS, values, strict=True))})
+        known = {"seed": seed, "frames": sample.frames, "agent_return": sample.return_mean}
+        new = [{**known, "model": model, **dict(zip(LABELS, values, strict=True))} for model, values in found.items()]
+        keep(new)
+        rows += new
         print(progress_line(seed, sample.frames, sample.return_mean, found), flush=True)
     return rows
 
@@ -197,7 +205,8 @@ def progress_line(seed: int, frames: int, mean: float | None, found: dict[str, l
 
 
 def _probe_seed(job: tuple[Probe, int]) -> list[Row]:
-    return probe_seed(*job)
+    options, seed = job
+    return probe_seed(options, seed, lambda rows: append(rows, options.out / TABLE))
 
 
 def all_seeds(options: Probe, seeds: list[int]) -> Iterator[list[Row]]:
@@ -217,8 +226,9 @@ def all_seeds(options: Probe, seeds: list[int]) -> Iterator[list[Row]]:
 
 
 def append(rows: list[Row], path: Path) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
+    """At once, so that the file can be looked at; several seeds may write it at the same time."""
+    with locked(path), path.open("a", newline="") as file:
+        new = file.tell() == 0
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if new:
             writer.writeheader()
@@ -247,6 +257,8 @@ def _plus_minus(values: NDArray[np.float64]) -> str:
 
 def check(options: Probe) -> list[int]:
     """All that can be wrong before anything is trained; the seeds."""
+    if options.run:
+        check_unused(options)
     for name, value in {"jobs": options.jobs, "probe_epochs": options.probe_epochs}.items():
         check_count(name, value)
     check_count("hidden", options.hidden, least=0)
@@ -261,16 +273,27 @@ def check(options: Probe) -> list[int]:
     return seeds
 
 
+def check_unused(options: Probe) -> None:
+    """Refuses options that would have no effect: task, networks and learning are those of --run."""
+    given, plain = (flatten(to_dict(c)) for c in (configuration(options), configure(DEFAULTS)))
+    for name, value in given.items():
+        if value != plain[name] and name not in OF_A_RUN:
+            only = ", ".join(f"--{field}" for field in OF_A_RUN)
+            raise invalid(name, value, f"nothing beside --run, whose own configuration counts; what counts is {only}")
+
+
 def main(argv: list[str]) -> None:
-    options = parse(Probe, argv, "deir probe", {"method": "none"})
+    options = parse(Probe, argv, "deir probe", DEFAULTS, COMMON)
     seeds = check(options)
-    table, rows = options.out / "probe.csv", list[Row]()
-    for found in all_seeds(options, seeds):
-        append(found, table)
-        rows += found
+    table, task = options.out / TABLE, agent_config(options, seeds[0])
+    size = task.env.n_envs * task.ppo.rollout_steps
+    print(
+        f"{task.env.id}, {task.steps:,} frames in iterations of {size:,}, {len(seeds)} seeds; {table} grows with each",
+        flush=True,
+    )
+    rows = [row for found in all_seeds(options, seeds) for row in found]
     from deir.experiments.paper.figures import probe_figure
 
-    task = agent_config(options, seeds[0])
     probe_figure(table, options.out / "probe.png", task)
     print(f"validation losses, mean over the last {LAST} iterations, {len(seeds)} seeds (± standard error):")
     print(summary(rows))

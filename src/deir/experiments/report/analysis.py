@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,65 +13,11 @@ from deir.algorithm.metrics import WINDOW
 from deir.algorithm.rewards import METHODS
 from deir.experiments.report import statistics
 from deir.experiments.report.curves import Curve
+from deir.experiments.report.labels import FEWEST_EPISODES, FEWEST_RUNS
+from deir.experiments.report.measures import ALL, MEASURES, THRESHOLDS, RunFigures, Series
 from deir.experiments.report.statistics import Array, Band, Interval
 
-ALL = "all tasks"
 POINTS = 120  # of a curve, at most
-METRICS = {
-    "return_mean": "return",
-    "success_rate": "success rate",
-    "episodic_efficiency": "episodic efficiency",
-    "lifelong_efficiency": "lifelong efficiency",
-    "intrinsic_reward_mean": "intrinsic reward",
-}
-AXES = ("frames", "seconds")
-MEASURES = {"final": "final return", "auc": "area under the curve"}
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A return to be reached: a share of the task's best return, or the return itself."""
-
-    key: str
-    label: str
-    share: float | None = None
-    value: float = float("nan")
-
-    def of(self, best: float) -> float:
-        """NaN if the task's best return is not above 0, so that a share of it says nothing."""
-        if self.share is None:
-            return self.value
-        return self.share * best if best > 0 else float("nan")
-
-
-THRESHOLDS = (
-    Threshold("half_best", "0.5 of the best", share=0.5),
-    Threshold("most_best", "0.9 of the best", share=0.9),
-    Threshold("return_0.9", "return 0.9", value=0.9),
-)
-
-
-@dataclass(frozen=True)
-class RunFigures:
-    """One run in numbers."""
-
-    final: float
-    auc: float
-    episodic: float
-    lifelong: float
-    reached: dict[str, float]  # frames by threshold; infinite: never; NaN: no whole run, or no such threshold
-
-
-class Series(NamedTuple):
-    """The curves of all methods."""
-
-    x: dict[str, Array]
-    bands: dict[str, Band]
-    runs: dict[str, int]  # of each method, with a value anywhere
-
-    @property
-    def longest(self) -> float:
-        return float(max(np.nanmax(x, initial=0) for x in self.x.values()))
 
 
 class Study:
@@ -230,7 +175,7 @@ class Study:
         """Runs with any value, on the grid: [runs, points]"""
         frames = self._frames(task) if view == ALL else self._grid(view)
         scale = self.best[task] if view == ALL and metric == "return_mean" else 1.0
-        rows = [statistics.interpolate(c.frames, c.columns[metric], frames) / scale for c in self.of(task, method)]
+        rows = [statistics.interpolate(c.frames, shown(c, metric), frames) / scale for c in self.of(task, method)]
         known = [row for row in rows if np.isfinite(row).any()]
         return np.array(known).reshape(len(known), len(frames))
 
@@ -288,10 +233,10 @@ class Study:
 
     @cached_property
     def profiles(self) -> list[dict[str, Any]]:
-        """Share of runs above each score, for each view and method."""
+        """Share of runs above each score, for each view and each method with enough runs."""
         rows = []
         for view in self.views:
-            scores = {m: s for m in self.methods if (s := self.scores(view, m))}
+            scores = {m: s for m in self.methods if sum(map(len, s := self.scores(view, m))) >= FEWEST_RUNS}
             highest = max((group.max() for groups in scores.values() for group in groups), default=1.0)
             thresholds = np.arange(0, math.ceil(max(1.0, highest) * 50) + 1) / 50
             for method, groups in scores.items():
@@ -310,6 +255,14 @@ class Study:
             for key, frames in self.figures[id(c)].reached.items()
             if not math.isnan(frames) and (budget := self.longest[c.env].last)
         ]
+
+
+def shown(curve: Curve, metric: str) -> Array:
+    """What is drawn of a run: means over a few first episodes are not."""
+    values = curve.columns[metric]
+    if metric not in ("return_mean", "success_rate"):
+        return values
+    return np.where(curve.columns["episodes"] < FEWEST_EPISODES, np.nan, values)
 
 
 def _interval_cells(name: str, found: Interval | None) -> dict[str, float]:

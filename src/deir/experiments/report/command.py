@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from deir.errors import UserError, invalid
+from deir.experiments.report.steps import Tell, silent, told_steps
 from deir.files import as_cell, make_writable, sync_directory, sync_tree
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Report:
 def run(args: Report) -> None:
     if not args.runs:
         raise UserError("runs: got none, expected run directories or one above some: deir report runs --out DIR")
-    _require_extra()
+    require_extra()
     from deir.experiments.report.analysis import Study
     from deir.experiments.report.curves import read_all
     from deir.experiments.report.summary_text import counted
@@ -58,19 +59,21 @@ def run(args: Report) -> None:
     recover(args.out)
     check_out(args.out)
     make_writable("out", args.out.resolve().parent)
-    curves, notes = read_all(args.runs, args.by_directory)
-    check_nothing_lost(args.out, curves)
-    study = Study(curves, args.resamples, notes)
-    for note in study.notes:
-        print(f"warning: {note}", file=sys.stderr)
-    write(study, args.out, args.title, args.figures)
+    with told_steps() as tell:
+        tell("reading the runs")
+        curves, notes = read_all(args.runs, args.by_directory)
+        check_nothing_lost(args.out, curves)
+        study = Study(curves, args.resamples, notes)
+        for note in study.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        write(study, args.out, args.title, args.figures, tell)
     counts = (len(study.curves), "run"), (len(study.tasks), "task"), (len(study.methods), "method")
     print(", ".join(counted(*pair) for pair in counts))
     drawn = ";  figures/ for a paper" if args.figures else ""
     print(f"  {args.out / PAGE}   the page{drawn};  summary.md, *.csv the numbers")
 
 
-def _require_extra() -> None:
+def require_extra() -> None:
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise UserError(f"report: {', '.join(missing)} not installed; expected the extra: pip install 'deir[report]'")
@@ -106,7 +109,7 @@ def check_nothing_lost(out: Path, curves: Sequence[Curve]) -> None:
         raise invalid("out", str(out), expected)
 
 
-def write(study: Study, out: Path, title: str, figures: bool = True) -> None:
+def write(study: Study, out: Path, title: str, figures: bool = True, tell: Tell = silent) -> None:
     """The whole report, built beside its place and then put there."""
     from deir.experiments.report import curves, page, static_figures, summary_text
 
@@ -114,6 +117,7 @@ def write(study: Study, out: Path, title: str, figures: bool = True) -> None:
     new, before = _beside(out)
     new.mkdir()
     try:
+        tell(f"computing statistics of {len(study.curves)} runs")
         curves.write_table(study.curves, new / "curves.csv")
         _write_rows(study.summary, new / "summary.csv")
         _write_rows(study.probabilities, new / "probability.csv")
@@ -121,7 +125,8 @@ def write(study: Study, out: Path, title: str, figures: bool = True) -> None:
         (new / "summary.md").write_text(summary_text.markdown(study))
         if figures:
             (new / FIGURES).mkdir()
-            static_figures.draw_all(study, new / FIGURES)
+            static_figures.draw_all(study, new / FIGURES, tell=tell)
+        tell("writing the page")
         (new / PAGE).write_text(page.render(study, title))
         sync_tree(new)  # a later report may have nothing but this one's curves.csv to go by
         if out.exists():

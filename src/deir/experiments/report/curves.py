@@ -34,7 +34,8 @@ LONGEST_LABEL = 300  # characters
 SWEEP = "sweep.yaml"  # stands at the root of a sweep's runs
 _NOT_THE_TASK = {"n_envs", "layout_worker"}
 _NOT_THE_METHOD = (
-    "env", "method", "steps", "seed", "target_return", "device", "threads", "ops", "tensorboard", "checkpoint"
+    "env", "method", "steps", "seed", "target_return", "device", "threads", "ops", "loggers", "checkpoint",
+    "tensorboard",  # of earlier versions
 )  # fmt: skip
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+from numpy.typing import NDArray
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -46,14 +48,25 @@ def exploration_maps(maps: Path, out: Path, title: str) -> None:
     norm = matplotlib.colors.LogNorm() if (visits > 0).any() else None
     for axis, values, scale, label in (
         (axes[0], shares, norm, "share of all steps"),
-        (axes[1], means, None, "mean intrinsic reward of a step that leads here"),
+        (axes[1], means, middle_scale(means), "mean intrinsic reward of a step that leads here"),
     ):
         axis.set_facecolor("0.92")
-        figure.colorbar(axis.imshow(values, norm=scale, cmap="viridis"), ax=axis, label=label, shrink=0.85)
+        ends = "neither" if axis is axes[0] else "both"  # an arrow: the colour also stands for what is beyond
+        image = axis.imshow(values, norm=scale, cmap="viridis")
+        figure.colorbar(image, ax=axis, label=label, shrink=0.85, extend=ends)
         axis.set(xlabel="column", ylabel="row")
     figure.suptitle(title)
     figure.savefig(out, dpi=120)
     plt.close(figure)
+
+
+def middle_scale(values: NDArray[np.float64], share: float = 0.96) -> Any:
+    """Colours for the middle `share` of the known cells, so that one outlier does not leave the others one colour."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return None
+    low, high = np.quantile(known, [(1 - share) / 2, (1 + share) / 2])
+    return matplotlib.colors.Normalize(low, high) if low < high else None
 
 
 def compare_curves(table: Path, out: Path, title: str, column: str = "return_mean") -> None:

@@ -8,6 +8,7 @@ of `deir report`; curves of other programs that name no number of episodes count
 from __future__ import annotations
 
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,10 @@ import numpy as np
 import tyro
 
 from deir.experiments.report.curves import Curve, read_all, write_table
+from deir.experiments.report.labels import FEWEST_EPISODES, label, numbers
+from deir.runs.options import read
 
 WINDOW = 100  # episodes of a full mean
-FEWEST = 20  # episodes below which a mean is not drawn
-NAMES = {"none": "PPO alone"}  # in figures
 Groups = dict[tuple[str, str], list[Curve]]
 
 
@@ -102,9 +103,8 @@ def draw(groups: Groups, out: Path, columns: int) -> None:
             common = np.unique(np.concatenate([frames for frames, _ in drawn]))
             common = common[(common >= max(f[0] for f, _ in drawn)) & (common <= min(f[-1] for f, _ in drawn))]
             mean = np.mean([np.interp(common, *pair) for pair in drawn], 0)
-            seeds = f"{len(group)} seed{'s' if len(group) > 1 else ''}"
-            name = NAMES.get(method, method)
-            axis.plot(common, mean, color=look.color, linestyle=look.linestyle, linewidth=2, label=f"{name}, {seeds}")
+            name = f"{label(method)}, {'seed' if len(group) == 1 else 'seeds'} {numbers(c.seed for c in group)}"
+            axis.plot(common, mean, color=look.color, linestyle=look.linestyle, linewidth=2, label=name)
         axis.set(title=task, xlabel="frames")
         axis.xaxis.set_major_formatter(EngFormatter())
         axis.grid(alpha=0.3)
@@ -117,13 +117,13 @@ def draw(groups: Groups, out: Path, columns: int) -> None:
 
 def _shown(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     returns, episodes = curve.columns["return_mean"], curve.columns["episodes"]
-    kept = ~np.isnan(returns) & (np.isnan(episodes) | (episodes >= FEWEST))
+    kept = ~np.isnan(returns) & (np.isnan(episodes) | (episodes >= FEWEST_EPISODES))
     kept[-1] = True
     return curve.frames[kept], returns[kept]
 
 
 def main() -> None:
-    args = tyro.cli(LearningSpeed, prog="python -m deir.experiments.report.learning_speed")
+    args = read(LearningSpeed, sys.argv[1:], "python -m deir.experiments.report.learning_speed")
     curves, _ = read_all(args.runs)
     groups = grouped(curves)
     print(table(groups, args.thresholds))

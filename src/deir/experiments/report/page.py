@@ -9,9 +9,20 @@ from base64 import b64encode
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from deir.experiments.report.analysis import ALL, MEASURES, METRICS, THRESHOLDS, Study
+from deir.experiments.report.analysis import Study
+from deir.experiments.report.labels import (
+    label,
+    seeds,
+    seeds_of_all,
+    why_no_curve,
+    why_no_probability,
+    why_no_profile,
+    why_no_reach,
+)
+from deir.experiments.report.measures import ALL, MEASURES, METRICS, THRESHOLDS
 from deir.experiments.report.styles import Style, styles
 from deir.experiments.report.summary_text import counted, interval_text, plus_minus, reach_text, runs_text
 
@@ -45,7 +56,7 @@ def render(study: Study, title: str) -> str:
         notes=study.notes,
         views=study.views,
         several=ALL in study.views,
-        methods=[{**_method(name, look[name]), "stroke": _STROKES[look[name].dash]} for name in study.methods],
+        methods=[{**_method(name, look[name], study), "stroke": _STROKES[look[name].dash]} for name in study.methods],
         metrics=METRICS,
         measures=MEASURES,
         thresholds=THRESHOLDS,
@@ -61,19 +72,15 @@ def render(study: Study, title: str) -> str:
 
 def _facts(study: Study) -> str:
     """What was run, in one line."""
-    counts = [len(runs) for task in study.tasks for m in study.methods if (runs := study.of(task, m))]
     budgets = [study.longest[task].last for task in study.tasks]
     frames = f"{min(budgets):,}" if min(budgets) == max(budgets) else f"{min(budgets):,} to {max(budgets):,}"
-    parts = (counted(len(study.tasks), "task"), counted(len(study.methods), "method"), f"{_span(counts)} each")
+    parts = (counted(len(study.tasks), "task"), counted(len(study.methods), "method"), seeds_of_all(study))
     return f"{', '.join(parts)}, {frames} frames a run."
 
 
-def _span(counts: list[int]) -> str:
-    return counted(counts[0], "seed") if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} seeds"
-
-
-def _method(name: str, style: Style) -> dict[str, Any]:
-    return {"name": name, "color": style.color, "dark": style.dark, "dash": style.dash, "width": style.width}
+def _method(name: str, style: Style, study: Study) -> dict[str, Any]:
+    told = {"name": name, "label": label(name), "seeds": seeds(study, name, study.tasks)}
+    return {**told, "color": style.color, "dark": style.dark, "dash": style.dash, "width": style.width}
 
 
 def _rows(study: Study) -> list[dict[str, Any]]:
@@ -103,7 +110,7 @@ def _cells(row: dict[str, Any]) -> list[dict[str, Any]]:
 
     iqm, _, interval = interval_text(row, "final_iqm").partition(" [")
     return [
-        cell(row["method"], row["method"]),
+        cell(label(row["method"]), row["method"]),
         cell(runs_text(row), row["runs"]),
         cell(plus_minus(row, "final"), row["final_mean"]),
         cell(iqm, row["final_iqm"], f"[{interval}" if interval else ""),
@@ -117,13 +124,20 @@ def _data(study: Study) -> dict[str, Any]:
     look = styles(study.methods)
     renamed = {"probability_low": "low", "probability_high": "high"}
     return {
-        "methods": [_method(name, look[name]) for name in study.methods],
+        "methods": [_method(name, look[name], study) for name in study.methods],
         "views": study.views,
         "all": ALL if ALL in study.views else None,
         "shared": study.shared,
         "best": {task: _number(best) for task, best in study.best.items()},
         "metrics": METRICS,
         "curves": {view: _curves(study, view) for view in study.views},
+        "heights": {metric: _heights(study, metric) for metric in METRICS},
+        "why": {
+            "curves": {metric: why_no_curve(metric) for metric in METRICS},
+            "profile": {view: why_no_profile(study, view) for view in study.views},
+            "probability": why_no_probability(),
+            "reach": why_no_reach(),
+        },
         "profiles": {view: _profiles(study, view) for view in study.views},
         "probabilities": [{renamed.get(k, k): _number(v) for k, v in row.items()} for row in study.probabilities],
         "reaches": [{k: _number(v) for k, v in row.items()} for row in study.reaches],
@@ -148,6 +162,25 @@ def _curves(study: Study, view: str) -> dict[str, Any]:
             for method, band in series.bands.items()
         }
     return found
+
+
+def _heights(study: Study, metric: str) -> list[Any] | None:
+    """The lowest and highest value on any task: one y-axis for all of them, but where the unit is a task's own."""
+    found = [series for task in study.tasks if (series := study.series(task, metric, "frames"))]
+    if not found or metric == "intrinsic_reward_mean":
+        return None
+    bands = [band for series in found for band in series.bands.values()]
+    edges = [
+        edge
+        for b in bands
+        for edge in (b.mean - np.nan_to_num(b.error), b.mean + np.nan_to_num(b.error), b.low, b.high)
+    ]
+    values = np.concatenate(edges)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    margin = 0.05 * max(float(np.ptp(values)), 1e-6)
+    return [_number(float(values.min()) - margin), _number(float(values.max()) + margin)]
 
 
 def _profiles(study: Study, view: str) -> dict[str, Any]:

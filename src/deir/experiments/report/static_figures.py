@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,17 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from deir.experiments.report.analysis import ALL, AXES, MEASURES, METRICS, THRESHOLDS, Series, Study
+from deir.experiments.report.analysis import Study
+from deir.experiments.report.labels import label, seeds, why_no_curve, why_no_profile
+from deir.experiments.report.measures import ALL, AXES, MEASURES, METRICS, THRESHOLDS, Series
+from deir.experiments.report.steps import Tell, silent
 from deir.experiments.report.styles import EMPHASISED, Style, styles
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 STATISTICS = {"mean": "mean ± standard error", "iqm": "IQM, 95% interval"}
+LETTER, HANDLE = 0.065, 0.55  # inches of a legend: a letter, and the line before a name
 _LOOK: Any = {
     "font.size": 8.5,
     "axes.titlesize": 9,
@@ -35,13 +40,14 @@ _LOOK: Any = {
 }
 
 
-def draw_all(study: Study, out: Path, only: Container[str] | None = None) -> list[str]:
+def draw_all(study: Study, out: Path, only: Container[str] | None = None, tell: Tell = silent) -> list[str]:
     """Every figure (or only those named) into the directory; gives their names without suffix."""
     drawn: list[str] = []
 
     def save(name: str, make: Callable[..., Any], *arguments: Any) -> None:
         if only is not None and name not in only:
             return
+        tell(f"drawing figures: {name}")
         figure = make(study, *arguments)
         if figure is None:
             return
@@ -70,12 +76,17 @@ def _slug(text: str) -> str:
 
 
 @contextmanager
-def _panels(titles: Sequence[str], legend: dict[str, Style] | None, width: float = 3.1) -> Iterator[tuple[Any, Any]]:
-    """A figure with one panel for each title and one legend for all."""
+def _panels(
+    titles: Sequence[str], legend: dict[str, Style] | None, width: float = 3.1, same_height: bool = True
+) -> Iterator[tuple[Any, Any]]:
+    """A figure with one panel for each title and one legend for all. `same_height`: one y-axis for a row of panels."""
     columns = min(4, len(titles), 3 if len(titles) in (3, 5, 6, 9) else 4)
     rows = math.ceil(len(titles) / columns)
     size = (width * columns, 2.35 * rows + 0.45) if columns > 1 else (6.0, 3.2)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained",
+        sharey="row" if same_height else False,
+    )  # fmt: skip
     for axis, title in zip(axes.flat, titles, strict=False):
         axis.set_title(title)
     for axis in axes.flat[len(titles) :]:
@@ -86,7 +97,9 @@ def _panels(titles: Sequence[str], legend: dict[str, Style] | None, width: float
         if columns == 1:
             figure.legend(lines, list(legend), loc="outside right center")
         else:
-            figure.legend(lines, list(legend), loc="outside upper center", ncols=min(len(legend), 2 * columns))
+            longest = max(map(len, legend)) * LETTER + HANDLE  # inches
+            fitting = max(1, int(size[0] / longest))
+            figure.legend(lines, list(legend), loc="outside upper center", ncols=min(len(legend), fitting))
 
 
 def _line(style: Style) -> dict[str, Any]:
@@ -94,19 +107,26 @@ def _line(style: Style) -> dict[str, Any]:
 
 
 def _curves(study: Study, metric: str, axis: str, statistic: str) -> Any:
-    found = {task: series for task in study.tasks if (series := study.series(task, metric, axis))}
-    if not found:
+    found = {task: study.series(task, metric, axis) for task in study.tasks}
+    drawn = [series for series in found.values() if series]
+    if not drawn:
         return None
     look = styles(study.methods)
-    shown = {m: look[m] for m in study.methods if any(m in series.bands for series in found.values())}
-    with _panels(list(found), shown) as (figure, panels):
+    methods = [m for m in study.methods if any(m in series.bands for series in drawn)]
+    told = {m: seeds(study, m, study.tasks) for m in methods}
+    same = f", {told[methods[0]]}" if len(set(told.values())) == 1 else ""
+    legend = {label(m) if same else f"{label(m)}, {told[m]}": look[m] for m in methods}
+    with _panels(list(found), legend, same_height=metric != "intrinsic_reward_mean") as (figure, panels):
         for panel, series in zip(panels, found.values(), strict=True):
-            scale, label = time_unit(series.longest) if axis == "seconds" else (1.0, "frames")
+            if series is None:
+                _nothing(panel, why_no_curve(metric))
+                continue
+            scale, unit = time_unit(series.longest) if axis == "seconds" else (1.0, "frames")
             _draw_series(panel, series, statistic, look, scale)
-            panel.set_xlabel(label)
+            panel.set_xlabel(unit)
             if axis == "frames":
                 panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-        figure.supylabel(f"{METRICS[metric]} ({STATISTICS[statistic]})", fontsize=8.5)
+        figure.supylabel(f"{METRICS[metric]} ({STATISTICS[statistic]}{same})", fontsize=8.5)
     return figure
 
 
@@ -116,12 +136,24 @@ def _over_tasks(study: Study, axis: str, statistic: str) -> Any:
     found = {metric: series for metric in METRICS if (series := study.series(ALL, metric, axis))}
     look = styles(study.methods)
     titles = ["return ÷ best return" if m == "return_mean" else METRICS[m] for m in found]
-    with _panels(titles, look) as (figure, panels):
+    with _panels(titles, _named(look), same_height=False) as (figure, panels):
         for panel, series in zip(panels, found.values(), strict=True):
             _draw_series(panel, series, statistic, look, 1.0)
             panel.set_xlabel(f"share of the {'frames' if axis == 'frames' else 'time'}")
         figure.supylabel(f"{len(study.shared)} tasks ({STATISTICS[statistic]})", fontsize=8.5)
     return figure
+
+
+def _named(look: dict[str, Style]) -> dict[str, Style]:
+    return {label(method): style for method, style in look.items()}
+
+
+def _nothing(panel: Any, reason: str) -> None:
+    """An empty panel says why it is empty."""
+    lines = textwrap.fill(reason, 28)
+    panel.text(0.5, 0.5, lines, ha="center", va="center", transform=panel.transAxes, fontsize=7.5, color="0.4")
+    panel.grid(False)
+    panel.set_xticks([])
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -151,17 +183,21 @@ def _draw_series(panel: Any, series: Series, statistic: str, look: dict[str, Sty
 def _profile(study: Study) -> Any:
     rows = study.profiles
     look = styles(study.methods)
-    views = list(dict.fromkeys(row["env"] for row in rows))
-    if not views:
+    if not rows:
         return None
-    with _panels(views, look) as (figure, panels):
-        for panel, view in zip(panels, views, strict=True):
+    shown = dict.fromkeys(row["method"] for row in rows)
+    with _panels(study.views, _named({method: look[method] for method in shown})) as (figure, panels):
+        for panel, view in zip(panels, study.views, strict=True):
             for method in study.methods:
                 mine = [row for row in rows if (row["env"], row["method"]) == (view, method)]
+                if not mine:
+                    continue
                 x, y, low, high = ([row[k] for row in mine] for k in ("score", "share", "share_low", "share_high"))
                 style = look[method]
                 panel.step(x, y, where="post", **_line(style))
                 panel.fill_between(x, low, high, step="post", color=style.color, alpha=0.14, linewidth=0)
+            if not any(row["env"] == view for row in rows):
+                _nothing(panel, why_no_profile(study, view))
             panel.set(xlabel="final return ÷ best return (τ)", ylim=(-0.03, 1.03))
         figure.supylabel("share of runs above τ", fontsize=8.5)
     return figure
@@ -183,24 +219,24 @@ def _probability(study: Study, measure: str) -> Any:
             panel.plot(interval, [height] * 2, color=color, linewidth=5, alpha=0.3)
             panel.plot(row["probability"], height, "o", color=color, markersize=6, clip_on=False, zorder=4)
         panel.axvline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
-        panel.set(xlim=(-0.03, 1.03), xlabel=f"P({reference} > method)")
+        panel.set(xlim=(-0.03, 1.03), xlabel=f"P({label(reference)} > method)")
 
     return _by_method(views, others, draw, f"{MEASURES[measure]}, 95% interval")
 
 
-def _by_method(views: list[str], methods: list[str], draw: Callable[[Any, str], None], label: str) -> Any:
+def _by_method(views: list[str], methods: list[str], draw: Callable[[Any, str], None], quantity: str) -> Any:
     """Panels with a line for each method, from below upwards."""
     with _panels(views, None) as (figure, panels):
         for panel, view in zip(panels, views, strict=True):
             draw(panel, view)
-            panel.set_yticks(range(len(methods)), methods)
+            panel.set_yticks(range(len(methods)), map(label, methods))
             panel.set_ylim(-0.6, len(methods) - 0.4)
             panel.grid(False, axis="y")
-        figure.supylabel(label, fontsize=8.5)
+        figure.supylabel(quantity, fontsize=8.5)
     return figure
 
 
-def _reach(study: Study, key: str, label: str) -> Any:
+def _reach(study: Study, key: str, goal: str) -> Any:
     rows = [row for row in study.reaches if row["threshold"] == key]
     tasks = [t for t in study.tasks if any(r["env"] == t and np.isfinite(r["frames"]) for r in rows)]
     if not tasks:
@@ -222,4 +258,4 @@ def _reach(study: Study, key: str, label: str) -> Any:
         panel.set(xlim=(0, 1.03 * study.longest[task].last), xlabel="frames")
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))
 
-    return _by_method(tasks, methods, draw, f"frames to {label}")
+    return _by_method(tasks, methods, draw, f"frames to {goal}")

@@ -20,6 +20,13 @@ _KNOWN = {
     "deir-no-rnn-no-mi": "#999933",
     "deir-inverse": "#6677CC",
     "deir-forward": "#CC6677",
+    "etd": "#332288",
+    "e3b": "#117733",
+    "ride": "#882255",
+    "re3": "#88CCEE",
+    "disagreement": "#DDAA33",
+    "pseudo-counts": "#004488",
+    "deir+visits": "#BB5566",
 }
 _BASELINES = 6  # the first of them, with solid lines
 _DASHES = ("dash", "dot", "dashdot", "longdash")

@@ -6,7 +6,9 @@ import math
 import re
 from typing import Any
 
-from deir.experiments.report.analysis import ALL, Study
+from deir.experiments.report.analysis import Study
+from deir.experiments.report.labels import label
+from deir.experiments.report.measures import ALL
 
 
 def markdown(study: Study) -> str:
@@ -28,7 +30,7 @@ def markdown(study: Study) -> str:
         parts += [f"### {_plain(view)}", "", what, "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         for row in (row for row in study.summary if row["env"] == view):
             cells = (
-                _plain(row["method"]),
+                _plain(label(row["method"])),
                 runs_text(row),
                 plus_minus(row, "final"),
                 interval_text(row, "final_iqm"),

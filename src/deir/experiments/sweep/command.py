@@ -11,17 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from deir.config import Config
-from deir.errors import invalid
 from deir.experiments.report.curves import SWEEP
-from deir.experiments.sweep.engines import EngineName, LocalEngine, check_engine, make_engine
+from deir.experiments.sweep.engines import LocalEngine
 from deir.experiments.sweep.grid import Grid, read_grid
 from deir.experiments.sweep.jobs import Job, check_all
-from deir.experiments.sweep.launch import GRACE
 from deir.experiments.sweep.live_table import SweepBoard, duration
-from deir.experiments.sweep.scheduler import RETRIES, STALL, Run, run_all
+from deir.experiments.sweep.options import ManyRuns
+from deir.experiments.sweep.scheduler import Run, run_all
 from deir.files import make_writable, only_writer, write_whole
 from deir.runs.directory import RunDirectory
-from deir.runs.ranges import check_count
 from deir.runs.run import frames_done as frames_done_in
 from deir.runs.summary import read_summary
 
@@ -30,38 +28,18 @@ GUESSES = {"MiniGrid": 2_000, "MiniGrid with noise": 400, "vectors": 1_500, "oth
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(ManyRuns):
     """Run tasks x methods x seeds. Finished runs are skipped, broken ones go on from their checkpoint."""
 
     file: tyro.conf.Positional[Path]
     """YAML file of the sweep (docs/sweeps.md)."""
-    out: Path | None = None
-    """Where the runs go, as <env>/<method>/seed<S>; runs/<name> when not given."""
-    engine: EngineName = "local"
-    """Processes of this machine, or tasks of Ray."""
-    jobs: int | None = None
-    """Runs at the same time; this machine's cores (local) or what the cluster has room for (ray) when not given."""
-    address: str | None = None
-    """Ray: auto or ray://host:port for a cluster; a Ray of this machine alone when not given."""
-    gpus: float | None = None
-    """Ray: GPUs of a run, a share such as 0.25 where several fit; 1 when not given and the device is a GPU."""
-    retries: int = RETRIES
-    """How often a run that crashes is tried again."""
-    stall: float = STALL
-    """Minutes without progress after which a run is said to hang; 0: nothing is said."""
-    grace: float = GRACE
-    """Seconds a run may take to write its checkpoint when it is stopped; after them it is killed."""
-    trust: bool = False
-    """Import code that the file names (module:factory, package.module:Class)."""
     dry_run: bool = False
     """Only show the runs, their frames and an estimate of the time."""
 
 
 def sweep(args: Sweep) -> int:
     """The exit code: 0 when all runs are finished, 1 when any failed, 130 when interrupted."""
-    check_count("retries", args.retries, least=0)
-    if not 0 <= args.stall < float("inf"):
-        raise invalid("stall", args.stall, "a number of minutes, 0 or more")
+    args.check()
     grid = read_grid(args.file, args.engine == "local", args.trust)
     out = args.out or Path("runs") / grid.name
     jobs = grid.jobs(out)
@@ -69,9 +47,9 @@ def sweep(args: Sweep) -> int:
     if args.dry_run:
         print_plan(grid, jobs, args.jobs)
         return 0
-    check_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
+    args.check_engine()
     make_writable("out", out)
-    engine = make_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
+    engine = args.make_engine()
     try:
         with only_writer(out), SweepBoard(out) as board:
             write_whole(out / SWEEP, args.file.read_text())  # by which a report knows whose labels the directories are
@@ -79,15 +57,7 @@ def sweep(args: Sweep) -> int:
             print(board.total(runs))
     finally:
         engine.close()
-    return conclude(runs, command_of(args))
-
-
-def command_of(args: Sweep) -> str:
-    """What to type to go on, with the options that were given."""
-    options = {"out": args.out, "engine": args.engine, "jobs": args.jobs, "address": args.address, "gpus": args.gpus}
-    defaults = {"engine": "local"}
-    given = [f"--{key} {value}" for key, value in options.items() if value is not None and value != defaults.get(key)]
-    return " ".join([f"deir sweep {args.file}", *given])
+    return conclude(runs, args.words("deir", "sweep", str(args.file)))
 
 
 def conclude(runs: Sequence[Run], command: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deir.config import Config, EnvConfig, load_yaml, parse_count
+from deir.config import Config, EnvConfig, load_yaml, parse_count, with_old_keys
 from deir.errors import UserError, invalid, shortened, unknown
 from deir.experiments.sweep.jobs import Job, parse_seeds
 from deir.imports import check_trusted
@@ -63,7 +63,7 @@ def make_grid(tree: Tree, default_name: str, check_device: bool = True, trust: b
         if key not in tree:
             raise UserError(f"{key}: missing; a sweep needs {', '.join(REQUIRED)}")
     name = name_of(tree.get("name", default_name))
-    overrides = mapping(tree.get("overrides"), "overrides")
+    overrides = with_old_keys(mapping(tree.get("overrides"), "overrides"))
     known_keys(overrides, CONFIG_KEYS, "key of overrides")
     envs = {label: {"env": _env_entry(label, keys)} for label, keys in _entries(tree["envs"], "envs").items()}
     methods = {label: _method_entry(label, keys) for label, keys in _entries(tree["methods"], "methods").items()}
@@ -86,7 +86,7 @@ def _configs(chosen: Tree, where: str, check_device: bool, trust: bool) -> tuple
     steps = parse_count(chosen.pop("steps"))
     try:
         config = configure({**chosen, "steps": steps, "seed": seeds[0]})
-        check_trusted(config.env.id, config.method, "the file", trust)
+        check_trusted(config, "the file", trust)
         config = replace(config, threads=config.threads or 1)
         validate(config if check_device else replace(config, device="cpu"))
     except UserError as mistake:
@@ -102,7 +102,7 @@ class _Exception:
 
 
 def _exception(cell: Any, envs: Tree, methods: Tree) -> _Exception:
-    cell = mapping(cell, "cells")
+    cell = with_old_keys(mapping(cell, "cells"))
     known_keys(cell, (*CONFIG_KEYS, "seeds"), "key of cells")
     if not {"env", "method"} & cell.keys():
         raise invalid("cells", cell, "an env or a method that says which cells (what holds for all is in overrides)")
@@ -131,6 +131,7 @@ def _env_entry(label: str, keys: Tree) -> Tree:
 
 
 def _method_entry(label: str, keys: Tree) -> Tree:
+    keys = with_old_keys(keys)
     known_keys(keys, CONFIG_KEYS, f"key of methods.{label}")
     return {"method": label, **keys}
 

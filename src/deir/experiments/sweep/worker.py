@@ -102,7 +102,7 @@ def main() -> None:
 
 def _code_named(config: dict[str, Any]) -> list[str]:
     """The code the parent asks for, by name: what lies in the run's directory is not trusted for it."""
-    named = {"env": config["env"]["id"], "method": config["method"]}
+    named = {"env": config["env"]["id"], "method": config["method"], "loggers": config.get("loggers", "")}
     return [word for field, name in named.items() if names_code(field, name) for word in (f"--{field}", name)]
 
 

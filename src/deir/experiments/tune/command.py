@@ -12,46 +12,27 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from deir.errors import UserError, invalid
-from deir.experiments.sweep.engines import Engine, EngineName, check_engine, make_engine
+from deir.experiments.sweep.engines import Engine
 from deir.experiments.sweep.jobs import Job, check_all
-from deir.experiments.sweep.launch import GRACE
 from deir.experiments.sweep.live_table import SweepBoard
-from deir.experiments.sweep.scheduler import PAUSE, RETRIES, STALL, Run, advance, stop_all, stop_signals
+from deir.experiments.sweep.options import ManyRuns
+from deir.experiments.sweep.scheduler import PAUSE, STALL, Run, advance, stop_all, stop_signals
 from deir.experiments.tune.lock import alone
 from deir.experiments.tune.study import Plan, TrialCurve, figure, read_plan
 from deir.files import make_writable, only_writer
-from deir.runs.ranges import check_count
 
 if TYPE_CHECKING:
     import optuna
 
 
 @dataclass(frozen=True)
-class Tune:
+class Tune(ManyRuns):
     """Search for good values of any configuration keys. The same command goes on with an interrupted study."""
 
     file: tyro.conf.Positional[Path]
     """YAML file of the study (docs/tuning.md)."""
-    out: Path | None = None
-    """Where runs, results and the study's database go; runs/<name> when not given."""
     storage: str | None = None
     """Database of the study, such as postgresql://user@host/name; an SQLite file in --out when not given."""
-    engine: EngineName = "local"
-    """Processes of this machine, or tasks of Ray."""
-    jobs: int | None = None
-    """Runs at the same time; this machine's cores (local) or the cluster's (ray) when not given."""
-    address: str | None = None
-    """Ray: auto or ray://host:port for a cluster; a Ray of this machine alone when not given."""
-    gpus: float | None = None
-    """Ray: GPUs of a run, a share such as 0.25 where several fit; 1 when not given and the device is a GPU."""
-    retries: int = RETRIES
-    """How often a run that crashes is tried again."""
-    stall: float = STALL
-    """Minutes without progress after which a run is said to hang; 0: nothing is said."""
-    grace: float = GRACE
-    """Seconds a run may take to write its checkpoint when it is stopped; after them it is killed."""
-    trust: bool = False
-    """Import code that the file names (module:factory, package.module:Class)."""
 
 
 class Judged:
@@ -111,15 +92,13 @@ def _check_own(trial: optuna.Trial, jobs: Sequence[Job]) -> None:
 
 def tune(args: Tune) -> int:
     """The exit code: 0 when all trials are done, 1 when any failed, 130 when interrupted."""
-    check_count("retries", args.retries, least=0)
-    if not 0 <= args.stall < float("inf"):
-        raise invalid("stall", args.stall, "a number of minutes, 0 or more")
+    args.check()
     _check_installed()
     plan = read_plan(args.file, args.engine == "local", args.trust)
     out = args.out or Path("runs") / plan.name
-    check_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
+    args.check_engine()
     make_writable("out", out)
-    engine = make_engine(args.engine, args.jobs, args.address, args.gpus, args.grace)
+    engine = args.make_engine()
     try:
         with only_writer(out):
             storage = args.storage or f"sqlite:///{out / 'study.db'}"
@@ -130,7 +109,8 @@ def tune(args: Tune) -> int:
     finally:
         engine.close()
     if not finished:
-        print(f"interrupted; the same command goes on: deir tune {args.file}")
+        storage = " --storage …" if args.storage else ""  # which may hold a password
+        print(f"interrupted; the same command goes on: {args.words('deir', 'tune', str(args.file))}{storage}")
         return 130
     return 1 if any(trial.state.name == "FAIL" for trial in study.trials) else 0
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # such locks are POSIX; elsewhere one tuner at a time
-    fcntl = None  # type: ignore[assignment]
+from filelock import FileLock
 
 PATIENCE = 600  # seconds MySQL waits for another tuner
 
@@ -50,9 +46,8 @@ def alone(storage: str, name: str) -> Iterator[None]:
 
 @contextmanager
 def _file_held(database: str | None) -> Iterator[None]:
-    if fcntl is None or database in (None, "", ":memory:"):
+    if database in (None, "", ":memory:"):
         yield
         return
-    with Path(f"{database}.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(f"{database}.lock"):
         yield

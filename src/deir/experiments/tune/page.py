@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STYLE = (
     "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em}td,th{padding:2px 12px;text-align:left}"
 )
+FEWEST_TRIALS = 4  # of a comparison between the best and all
 OBJECTIVE = {"area": "mean return over the run", "final": "final return"}
 
 
@@ -67,6 +68,9 @@ def write_page(study: optuna.Study, plan: Plan, path: Path) -> None:
 
     sections, script = [], True
     for title, drawing in _figures(study, plan):
+        if isinstance(drawing, str):
+            sections.append(f"<h2>{html.escape(title)}</h2>\n<p>Nothing to show: {html.escape(drawing)}.</p>")
+            continue
         drawing.update_layout(title=None, template="plotly_white", margin={"t": 30})
         plot = to_html(drawing, include_plotlyjs=script, full_html=False, default_height="420px")
         sections.append(f"<h2>{html.escape(title)}</h2>\n{plot}")
@@ -78,25 +82,45 @@ def write_page(study: optuna.Study, plan: Plan, path: Path) -> None:
 
 
 def _figures(study: optuna.Study, plan: Plan) -> list[tuple[str, Any]]:
-    """Those that the trials so far allow."""
+    """Title and figure; in place of one that the trials do not allow yet, the reason."""
     from optuna import visualization as plots
     from optuna.importance import PedAnovaImportanceEvaluator
 
-    complete, label = len(_complete(study)), OBJECTIVE[plan.objective]
-    several = len(plan.search) > 1
-    wanted: list[tuple[str, bool, Callable[[], Any]]] = [
-        ("Value of each trial", complete > 0, lambda: plots.plot_optimization_history(study, target_name=label)),
-        ("Curves: pruned trials end early", bool(study.trials), lambda: plots.plot_intermediate_values(study)),
-        ("Value against each key", complete > 0, lambda: plots.plot_slice(study, target_name=label)),
+    complete, label = _complete(study), OBJECTIVE[plan.objective]
+    some = "" if complete else "no trial is complete"
+    reported = any(trial.intermediate_values for trial in study.trials)
+    wanted: list[tuple[str, str, Callable[[], Any]]] = [
+        ("Value of each trial", some, lambda: plots.plot_optimization_history(study, target_name=label)),
         (
-            "Importance of the keys", several and complete > 3,
-            lambda: plots.plot_param_importances(study, PedAnovaImportanceEvaluator(), target_name=label),
+            "Curves: pruned trials end early", "" if reported else "no trial has come to its first report",
+            lambda: plots.plot_intermediate_values(study),
         ),
-        ("All keys", several and complete > 0, lambda: plots.plot_parallel_coordinate(study, target_name=label)),
-        ("Two keys at a time", several and complete > 1, lambda: plots.plot_contour(study, target_name=label)),
-        ("When the trials ran", bool(study.trials), lambda: plots.plot_timeline(study)),
+        ("Value against each key", some, lambda: plots.plot_slice(study, target_name=label)),
     ]  # fmt: skip
-    return [(title, draw()) for title, possible, draw in wanted if possible]
+    if len(plan.search) > 1:
+        constant = [key for key in plan.search if len({trial.params.get(key) for trial in complete}) < 2]
+        both = some or (f"all complete trials have the same {constant[0]}" if constant else "")
+        few = some or _why_no_importance(complete)
+        wanted += [
+            (
+                "Importance of the keys", few,
+                lambda: plots.plot_param_importances(study, PedAnovaImportanceEvaluator(), target_name=label),
+            ),
+            ("All keys", some, lambda: plots.plot_parallel_coordinate(study, target_name=label)),
+            ("Two keys at a time", both, lambda: plots.plot_contour(study, target_name=label)),
+        ]  # fmt: skip
+    started = "" if begun(study) else "no trial has begun"
+    wanted.append(("When the trials ran", started, lambda: plots.plot_timeline(study)))
+    return [(title, reason or draw()) for title, reason, draw in wanted]
+
+
+def _why_no_importance(complete: Sequence[optuna.trial.FrozenTrial]) -> str:
+    """Importance compares the best tenth of the trials with all of them."""
+    if len(complete) < FEWEST_TRIALS:
+        return f"it needs {FEWEST_TRIALS} complete trials; there are {len(complete)}"
+    values = sorted((trial.value or 0.0 for trial in complete), reverse=True)
+    tenth = values[max(2, len(values) // 10) - 1]
+    return "the trials hardly differ" if values[-1] >= tenth else ""
 
 
 def _table(study: optuna.Study, plan: Plan) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deir.config import Config, flatten, load_yaml, parse_count, to_dict
+from deir.config import Config, flatten, load_yaml, parse_count, to_dict, with_old_keys
 from deir.errors import UserError, invalid, shortened, unknown
 from deir.experiments.sweep.grid import CONFIG_KEYS, ENV_KEYS, Tree, known_keys, mapping, merged, name_of, seed_list
 from deir.experiments.sweep.jobs import Job
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REQUIRED = ("env", "method", "steps", "seeds", "n_trials", "search")
 KEYS = ("name", *REQUIRED, "objective", "pruner", "sampler", "overrides")
-FIXED = ("env.id", "method", "preset", "steps", "seed", "device", "threads", "ops", "tensorboard")
+FIXED = ("env.id", "method", "preset", "steps", "seed", "device", "threads", "ops", "loggers")
 OBJECTIVES = ("area", "final")
 PRUNER_KEYS = ("kind", "startup_trials", "warmup", "factor")
 PRUNERS = ("median", "halving", "none")
@@ -105,13 +105,13 @@ def make_plan(tree: Tree, default_name: str, check_device: bool = True, trust: b
     for key in REQUIRED:
         if key not in tree:
             raise UserError(f"{key}: missing; a study needs {', '.join(REQUIRED)}")
-    overrides = mapping(tree.get("overrides"), "overrides")
+    overrides = with_old_keys(mapping(tree.get("overrides"), "overrides"))
     known_keys(overrides, CONFIG_KEYS, "key of overrides")
     env = tree["env"] if isinstance(tree["env"], dict) else {"id": tree["env"]}
     known_keys(env, ENV_KEYS, "key of env")
     base = merged(overrides, {"env": env, "method": tree["method"], "steps": parse_count(tree["steps"])})
     config = configure(base)
-    check_trusted(config.env.id, config.method, "the file", trust)
+    check_trusted(config, "the file", trust)
     search = {key: _values(key, given, config) for key, given in mapping(tree["search"], "search").items()}
     if not search:
         raise invalid("search", tree["search"], "at least one configuration key")

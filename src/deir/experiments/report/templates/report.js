@@ -34,13 +34,16 @@
     };
   }
 
-  function draw(id, traces, look) {
+  const label = (name) => data.methods.find((method) => method.name === name).label;
+
+  /** Without traces it says why there are none. */
+  function draw(id, traces, look, why) {
     const place = get(id);
     if (!traces.length) {
       Plotly.purge(place);
       const text = document.createElement("p");
       text.className = "empty";
-      text.textContent = hidden.size === data.methods.length ? "No method is chosen." : "There is no such figure for these runs.";
+      text.textContent = hidden.size === data.methods.length ? "No method is chosen." : `Nothing to show: ${why}.`;
       place.replaceChildren(text);
       return;
     }
@@ -93,7 +96,7 @@
       const [bandX, bandY] = outline(x, low.map(above), high.map(above));
       const text = middle.map((m, i) => {
         const around = low[i] === null ? "" : statistic === "mean" ? ` ± ${number(one.error[i])}` : ` [${number(low[i])}, ${number(high[i])}]`;
-        return `<b>${escaped(method.name)}</b> ${number(m)}${around}, ${one.runs[i]} of ${one.of} runs`;
+        return `<b>${escaped(method.label)}</b> ${number(m)}${around}, ${one.runs[i]} of ${one.of} runs (${method.seeds})`;
       });
       const line = { color: color(method), dash: method.dash };
       const zorder = data.methods.length - data.methods.indexOf(method); // the first one on top
@@ -102,15 +105,16 @@
       lines.push({ x, y: middle.map((m, i) => (one.runs[i] === one.of ? m : null)), name: method.name, mode: "lines", zorder, line: { ...line, width: method.width }, hoverinfo: "skip" });
     }
     const scaled = all && metric === "return_mean";
-    const label = scaled ? "return ÷ best return" : data.metrics[metric];
+    const quantity = scaled ? "return ÷ best return" : data.metrics[metric];
+    const height = logY || all || !data.heights[metric] ? {} : { range: data.heights[metric] }; // the same for all tasks
     const xTitle = all ? `share of the ${axis === "frames" ? "frames" : "time"}` : unitName;
     const range = logX || all ? {} : { rangemode: "tozero" };
     draw("plot-curves", [...bands, ...lines], layout(
       { title: xTitle, type: logX ? "log" : "linear", hoverformat: axis === "frames" && !all ? ",d" : ".3g", ...range },
-      { title: label, type: logY ? "log" : "linear" },
-      { hovermode: narrow.matches ? "closest" : "x unified" }));
+      { title: quantity, type: logY ? "log" : "linear", ...height },
+      { hovermode: narrow.matches ? "closest" : "x unified" }), data.why.curves[metric]);
     const band = statistic === "mean" ? "the mean over runs, and its standard error as a band" : "the interquartile mean over runs, and its 95% bootstrap interval as a band";
-    get("say-curves").textContent = `${capital(label)}${all ? " over all tasks" : ""}: ${band}.`;
+    get("say-curves").textContent = `${capital(quantity)}${all ? " over all tasks" : ""}: ${band}.`;
   }
 
   function drawProfile() {
@@ -125,11 +129,11 @@
       traces.unshift({ x: bandX, y: bandY, name: method.name, mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: shade(color(method), 0.13), hoverinfo: "skip" });
       traces.push({
         x: one.score, y: one.share, name: method.name, mode: "lines", line: { color: color(method), dash: method.dash, width: method.width, shape: "hv" },
-        hovertemplate: `<b>${escaped(method.name)}</b> %{y:.0%} of runs above %{x:.2f}<extra></extra>`,
+        hovertemplate: `<b>${escaped(method.label)}</b> %{y:.0%} of runs above %{x:.2f}<extra></extra>`,
       });
     }
     draw("plot-profile", traces, layout(
-      { title: "final return ÷ best return", rangemode: "tozero" }, { title: "share of runs above", range: [-0.03, 1.03], tickformat: ".0%" }, { hovermode: "closest" }));
+      { title: "final return ÷ best return", rangemode: "tozero" }, { title: "share of runs above", range: [-0.03, 1.03], tickformat: ".0%" }, { hovermode: "closest" }), data.why.profile[view()]);
   }
 
   /** Categories from above downwards. */
@@ -141,15 +145,15 @@
     const names = data.methods.map((method) => method.name).filter((name) => rows.some((row) => row.other === name));
     const traces = rows.flatMap((row) => {
       const c = color(data.methods.find((method) => method.name === row.other));
-      const y = escaped(row.other);
+      const y = escaped(label(row.other));
       const around = row.low === null ? "" : `<br>95% interval ${row.low.toFixed(2)} to ${row.high.toFixed(2)}`;
       const bar = { x: [row.low, row.high], y: [y, y], mode: "lines", line: { color: shade(c, 0.35), width: 9 }, hoverinfo: "skip" };
-      const dot = { x: [row.probability], y: [y], mode: "markers", marker: { color: c, size: 12 }, cliponaxis: false, hovertemplate: `P(${escaped(reference)} > ${y}) = %{x:.2f}${around}<extra></extra>` };
+      const dot = { x: [row.probability], y: [y], mode: "markers", marker: { color: c, size: 12 }, cliponaxis: false, hovertemplate: `P(${escaped(label(reference))} > ${y}) = %{x:.2f}${around}<extra></extra>` };
       return [bar, dot];
     });
     const half = { type: "line", x0: 0.5, x1: 0.5, yref: "paper", y0: 0, y1: 1, layer: "below", line: { color: getComputedStyle(document.documentElement).getPropertyValue("--quiet"), width: 1, dash: "dot" } };
     draw("plot-probability", traces, layout(
-      { title: `probability that ${escaped(reference)} is better`, range: [-0.03, 1.03] }, lanes(names), { hovermode: "closest", shapes: [half] }));
+      { title: `probability that ${escaped(label(reference))} is better`, range: [-0.03, 1.03] }, lanes(names.map(label)), { hovermode: "closest", shapes: [half] }), data.why.probability);
   }
 
   function drawReach() {
@@ -161,7 +165,7 @@
       const mine = rows.filter((row) => row.method === method.name);
       const place = (row) => (row.frames === null ? Infinity : all ? row.frames / row.budget : row.frames);
       const reached = mine.filter((row) => row.frames !== null);
-      const y = escaped(method.name);
+      const y = escaped(method.label);
       traces.push({
         x: reached.map(place), y: reached.map(() => y), mode: "markers", marker: { color: shade(color(method), 0.6), size: 11 }, cliponaxis: false,
         text: reached.map((row) => `<b>${y}</b>, ${all ? escaped(row.env) + ", " : ""}seed ${row.seed}: ${row.frames.toLocaleString("en")} frames`), hovertemplate: "%{text}<extra></extra>",
@@ -175,8 +179,8 @@
     }
     const most = all ? 1 : Math.max(0, ...rows.map((row) => row.budget));
     draw("plot-reach", traces, layout(
-      { title: all ? "share of the frames" : "frames", range: [0, most * 1.03] }, lanes(methods.map((method) => method.name)),
-      { hovermode: "closest", annotations: notes, margin: { l: narrow.matches ? 48 : 60, r: 70, t: 30, b: 50 } }));
+      { title: all ? "share of the frames" : "frames", range: [0, most * 1.03] }, lanes(methods.map((method) => method.label)),
+      { hovermode: "closest", annotations: notes, margin: { l: narrow.matches ? 48 : 60, r: 70, t: 30, b: 50 } }), data.why.reach);
   }
 
   function showRows() {

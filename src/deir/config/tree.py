@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Literal
 
 import tyro
-import yaml
 
-from deir.errors import UserError, invalid, shortened, unknown
-
-T = TypeVar("T")
-_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
-YAML_CHARACTERS, YAML_ENTRIES, YAML_DEPTH = 2_000_000, 100_000, 32
-
-
-def parse_count(text: str | int) -> int:
-    """'200k' -> 200000, '2M' -> 2000000, '1e6' -> 1000000."""
-    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
-        return text
-    try:
-        raw = str(text).strip().lower().replace("_", "").replace(",", "")
-        scale = _SUFFIXES.get(raw[-1:], 1)
-        value = float(raw[:-1] if scale > 1 else raw) * scale
-    except (ValueError, RecursionError):
-        raise invalid("steps", text, "a number of frames such as 200000, 200k or 2M") from None
-    if not value.is_integer() or value < 1:
-        raise invalid("steps", text, "a whole number of frames above 0, such as 200k")
-    return int(value)
-
-
-Count = Annotated[
-    int,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="FRAMES",
-        instance_from_str=lambda args: parse_count(args[0]),
-        is_instance=lambda x: isinstance(x, int),
-        str_from_instance=lambda x: [str(x)],
-    ),
-]
+from deir.config.counts import Count
 
 
 @dataclass(frozen=True)
@@ -56,6 +20,10 @@ class EnvConfig:
     """Environments stepped side by side (Table A1: PPO workers)."""
     view_size: int | None = None
     """MiniGrid: side of the agent's square view (odd, 3 or more; the task's own is 7)."""
+    full_view: bool = False
+    """MiniGrid: the agent sees the whole grid with itself in it (Farama's FullyObsWrapper)."""
+    fixed_layout: int | None = None
+    """MiniGrid: the seed of the one layout of every episode and environment; a new layout each time when not given."""
     noise: float = 0.0
     """MiniGrid: standard deviation of Gaussian noise added to every observation (paper: 0.1)."""
     noise_units: Literal["normalized", "raw"] = "normalized"
@@ -84,8 +52,9 @@ class EnvConfig:
 class NetworkConfig:
     """Shapes of the policy and of the reward model (Appendix A.5)."""
 
-    encoder: Literal["auto", "grid", "impala", "dqn", "mlp"] = "auto"
-    """Encoder of the policy; auto: grid for small images, impala for others, mlp for vectors."""
+    encoder: str = "auto"
+    """Encoder of the policy: grid, impala, dqn, mlp or package.module:Class; auto: grid for small images, impala for
+    others, mlp for vectors. mlp takes views too."""
     features: int = 64
     """Width of an observation embedding."""
     hidden: int = 64
@@ -180,7 +149,7 @@ class RndConfig:
 
 @dataclass(frozen=True)
 class NguConfig:
-    """What only NGU has (its Algorithm 1)."""
+    """NGU (its Algorithm 1), and pseudo-counts, which have its kernel."""
 
     neighbours: int = 10
     """Nearest neighbours in the episodic memory."""
@@ -209,6 +178,48 @@ class NoveldConfig:
 
 
 @dataclass(frozen=True)
+class EtdConfig:
+    """What only ETD has."""
+
+    gamma: float = 0.99
+    """How far apart in time two observations of a pair are: P(j) ∝ γ^j."""
+
+
+@dataclass(frozen=True)
+class E3bConfig:
+    """What only E3B has."""
+
+    ridge: float = 0.1
+    """λ of the covariance before the first observation of an episode."""
+
+
+@dataclass(frozen=True)
+class RideConfig:
+    """What only RIDE has."""
+
+    forward_weight: float = 0.2
+    """Weight of the forward loss; the inverse loss has the rest."""
+
+
+@dataclass(frozen=True)
+class Re3Config:
+    """What only RE3 has."""
+
+    neighbours: int = 3
+    """The distance to which of the nearest observations is paid (k)."""
+
+
+@dataclass(frozen=True)
+class DisagreementConfig:
+    """What only Disagreement has."""
+
+    models: int = 5
+    """Forward models in the ensemble."""
+    features: Literal["random", "inverse"] = "random"
+    """What they foretell: features of a fixed random encoder, or of an inverse model."""
+
+
+@dataclass(frozen=True)
 class RewardConfig:
     """The intrinsic reward: r = extrinsic_coef * r_E + beta * normalised r_I."""
 
@@ -226,8 +237,8 @@ class RewardConfig:
     """Transitions in one gradient step of the reward model."""
     overlap: bool = True
     """Let the reward model learn in a thread of its own beside the policy, where that pays and there are two cores."""
-    encoder: Literal["auto", "grid", "impala", "dqn", "mlp"] = "auto"
-    """Encoder of the reward model; auto: grid for small images, dqn for others, mlp for vectors."""
+    encoder: str = "auto"
+    """Encoder of the reward model: as the policy's; auto: grid for small images, dqn for others, mlp for vectors."""
     embeddings: Literal["policy", "own"] = "policy"
     """What RND, NGU's and deir+rnd's lifelong factor and NovelD read: the policy's embeddings or an encoder's own."""
     deir: DeirConfig = field(default_factory=DeirConfig)
@@ -235,6 +246,11 @@ class RewardConfig:
     rnd: RndConfig = field(default_factory=RndConfig)
     ngu: NguConfig = field(default_factory=NguConfig)
     noveld: NoveldConfig = field(default_factory=NoveldConfig)
+    etd: EtdConfig = field(default_factory=EtdConfig)
+    e3b: E3bConfig = field(default_factory=E3bConfig)
+    ride: RideConfig = field(default_factory=RideConfig)
+    re3: Re3Config = field(default_factory=Re3Config)
+    disagreement: DisagreementConfig = field(default_factory=DisagreementConfig)
 
 
 @dataclass(frozen=True)
@@ -270,115 +286,12 @@ class Config:
     """CPU threads of the run; the machine's cores (or OMP_NUM_THREADS) when not given."""
     ops: Literal["plain", "fast"] | None = None
     """How it is computed: plain PyTorch, or the same mathematics faster on a CPU; fast on a CPU when not given."""
-    tensorboard: bool = True
-    """Write TensorBoard events beside progress.csv."""
+    loggers: str = "csv,tensorboard"
+    """Where each iteration's figures go: names of `deir list loggers` or package.module:Class, separated by commas;
+    progress.csv is written in any case."""
     maps: bool = False
     """MiniGrid: write maps.npz and maps.png, the agent's visits and its intrinsic reward over the grid."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    return dataclasses.asdict(config)
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"ppo": {"gamma": 0.99}} -> {"ppo.gamma": 0.99}"""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
-
-
-def merge(config: T, overrides: dict[str, Any], where: str = "") -> T:
-    """A copy of `config` with the nested `overrides` laid over it; unknown keys and wrong types are errors."""
-    names = {f.name for f in dataclasses.fields(config)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(type(config), include_extras=True)
-    changes: dict[str, Any] = {}
-    for key, value in overrides.items():
-        path = f"{where}{key}"
-        if key not in names:
-            raise unknown(f"configuration key {shortened(path)}", shortened(key).strip("'"), names)
-        current = getattr(config, key)
-        if dataclasses.is_dataclass(current):
-            if not isinstance(value, dict):
-                raise invalid(
-                    path, value, f"a mapping with the keys {', '.join(f.name for f in dataclasses.fields(current))}"
-                )
-            changes[key] = merge(current, value, f"{path}.")
-        else:
-            changes[key] = _coerce(value, hints[key], path)
-    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
-
-
-def _coerce(value: Any, hint: Any, path: str) -> Any:
-    """`value` as the annotated type, or an error that names the field."""
-    if hint is Count and isinstance(value, (str, float)):
-        return parse_count(str(value))
-    if get_origin(hint) is Annotated:
-        return _coerce(value, get_args(hint)[0], path)
-    if get_origin(hint) in (types.UnionType, typing.Union):
-        options = [h for h in get_args(hint) if h is not type(None)]
-        return None if value is None else _coerce(value, options[0], path)
-    if get_origin(hint) is Literal:
-        if not isinstance(value, str) or value not in get_args(hint):
-            text = value if isinstance(value, str) else shortened(value)
-            raise unknown(path, text, map(str, get_args(hint)))
-        return value
-    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)  # also of a text: YAML reads 3e-4 so
-        except (ValueError, OverflowError):
-            pass
-    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise invalid(path, value, {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[hint])
-
-
-def load_yaml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(YAML_CHARACTERS + 1)
-    except FileNotFoundError:
-        raise invalid("config", str(path), "an existing YAML file") from None
-    except (UnicodeDecodeError, IsADirectoryError) as error:
-        raise UserError(f"config: {path} is not a YAML file: {error}") from None
-    if len(text) > YAML_CHARACTERS:
-        raise UserError(f"config: {path} is too long, expected a YAML file of at most {YAML_CHARACTERS:,} characters")
-    tree = parse_yaml(text, f"config: {path}")
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise invalid("config", str(path), "a YAML mapping of configuration keys")
-    return tree
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Plain data of a YAML text; whatever is wrong with it is one message."""
-    try:
-        tree = yaml.safe_load(text)
-        if _entries(tree, YAML_DEPTH) > YAML_ENTRIES:
-            raise UserError(f"{where}: too large, expected at most {YAML_ENTRIES:,} entries, those of aliases included")
-    except RecursionError:
-        raise UserError(f"{where}: nested too deeply, expected at most {YAML_DEPTH} levels") from None
-    except UserError:
-        raise
-    except Exception as error:  # its constructors let Python's own errors through, such as those of a wrong date
-        raise UserError(f"{where} is not a YAML file: {shortened(str(error))[1:-1]}") from None
-    return tree
-
-
-def _entries(tree: Any, depth: int) -> int:
-    """How many values a tree has once its aliases are written out; stops counting where it is too many."""
-    if not isinstance(tree, (dict, list, set, tuple)):
-        return 1
-    if depth == 0:
-        raise RecursionError
-    total = 1
-    for entry in tree.values() if isinstance(tree, dict) else tree:
-        total += _entries(entry, depth - 1)
-        if total > YAML_ENTRIES:
-            break
-    return total

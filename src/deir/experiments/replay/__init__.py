@@ -1,0 +1,1 @@
+"""`deir replay`: an episode with what the agent saw, expected and found new, as one page."""

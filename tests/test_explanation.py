@@ -1,0 +1,119 @@
+"""Why a step earned its reward: every method's explanation gives the very reward that the method computes."""
+
+import copy
+
+import pytest
+import torch
+
+from builders import random_episodes
+from deir.algorithm.explanation import Explanation
+from deir.algorithm.rewards import METHODS
+from reward_oracles import ORACLES, NaiveEpisodicDistance
+from test_rewards import CASES, ENVS, make
+
+PAIRINGS = ["eq4", "a1", "published"]
+
+
+def told(model, rollout, env):
+    """What the model tells, and leaves it as it was."""
+    before = copy.deepcopy(model.extra_state())
+    explanation = model.explain(rollout, env)
+    model.load_extra_state(before)
+    return explanation
+
+
+def episodes(done_rate=0.2, late_resets=False, steps=24):
+    return next(random_episodes(steps, ENVS, done_rate, seed=5, kinds=14, late_resets=late_resets))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [*CASES, ("rnd", {"rnd": {"normalize_error": True}}), *[("deir", {"deir": {"pairing": p}}) for p in PAIRINGS]],
+    ids=lambda x: x if isinstance(x, str) else "".join(map(str, x.values())),
+)
+@pytest.mark.parametrize("late_resets", [False, True])
+def test_the_figures_of_every_method_give_its_reward(method, options, late_resets):
+    model, rollout = make(method, **options), episodes(late_resets=late_resets)
+    explanations = [told(model, rollout, env) for env in range(ENVS)]
+    naive = ORACLES[method](model, ENVS).rewards(rollout)
+    rewards, _ = model.compute(rollout, model.initial_state(ENVS))
+    for env, explanation in enumerate(explanations):
+        assert explanation.equation and explanation.rewards is not None
+        torch.testing.assert_close(explanation.rewards.to(rewards), rewards[:, env], rtol=1e-5, atol=1e-7)
+        if "normalize_error" not in str(options):  # the loop takes errors as they are
+            torch.testing.assert_close(explanation.rewards.to(naive), naive[:, env], rtol=5e-3, atol=1e-5)
+        for figure in explanation.figures.values():
+            assert figure.shape == rewards[:, env].shape
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("method", ["deir", "deir-no-mi", "deir-inverse"])
+def test_the_row_of_distances_and_the_step_of_the_minimum_are_those_of_a_plain_loop(method, pairing):
+    model, rollout = make(method, deir={"pairing": pairing}), episodes()
+    compared = told(model, rollout, 1).compared
+    seen = RecordedRows(model, ENVS)
+    rewards = seen.rewards(rollout)[:, 1]
+    begin = 0
+    for t, row in enumerate(seen.rows[1]):
+        begin = t if rollout.starts[t, 1] else begin
+        there = compared.scores[t].isfinite().nonzero()[:, 0].tolist()
+        assert there == list(range(begin, begin + len(row)))
+        if not row:
+            assert compared.nearest[t, 0] == -1 and rewards[t] == 0
+            continue
+        torch.testing.assert_close(compared.scores[t, there].float(), torch.stack(row), rtol=5e-3, atol=1e-5)
+        chosen = int(compared.nearest[t, 0])
+        assert float(compared.scores[t, chosen]) == float(compared.scores[t, there].min())
+        assert float(row[chosen - begin]) == pytest.approx(float(rewards[t]), rel=5e-3, abs=1e-5)
+
+
+class RecordedRows(NaiveEpisodicDistance):
+    """The naive loop, which keeps what it takes the minimum of."""
+
+    def __init__(self, model, envs):
+        super().__init__(model, envs)
+        self.rows = [[] for _ in range(envs)]
+
+    def transition(self, t, n, now, then):
+        obs, next_obs, before = self.embed(now), self.embed(then), self.hidden[n]
+        traj = self.recur(obs, before)
+        pairing = self.model.options.pairing
+        keys = self.seen[n] if pairing == "eq4" else [*self.seen[n], (obs, before if pairing == "published" else traj)]
+        query = self.recur(next_obs, traj) if pairing == "a1" else traj
+        if self.model.mutual_information:
+            eps = self.model.options.eps
+            self.rows[n].append([(next_obs - o).square().sum() / ((query - j).norm() + eps) for o, j in keys])
+        else:
+            self.rows[n].append([(next_obs - o).norm() for o, _ in keys])
+        return super().transition(t, n, now, then)
+
+
+def test_the_nearest_of_ngu_are_the_k_smallest_of_the_row():
+    model, rollout = make("ngu", ngu={"neighbours": 3}), episodes(done_rate=0.0)
+    compared = told(model, rollout, 0).compared
+    assert compared.nearest.shape == (24, 3)
+    for t, row in enumerate(compared.scores.tolist()):
+        expected = sorted(range(t + 1), key=lambda i: row[i])[:3]
+        assert compared.nearest[t].tolist() == expected + [-1] * (3 - len(expected))
+
+
+@pytest.mark.parametrize("visits", ["observation", "state"])
+def test_noveld_tells_where_an_observation_was_seen_before(visits):
+    model, rollout = make("noveld", noveld={"visits": visits}), episodes(done_rate=0.1)
+    explanation = told(model, rollout, 2)
+    begin = 0
+    for t, (first, seen_at) in enumerate(
+        zip(explanation.figures["first visit"], explanation.compared.nearest[:, 0].tolist(), strict=True)
+    ):
+        begin = t if rollout.starts[t, 2] else begin
+        if seen_at >= 0:
+            assert begin <= seen_at <= t and not first
+            if visits == "observation":
+                assert rollout.ids[seen_at, 2] == rollout.next_ids[t, 2]
+        elif visits == "observation":
+            assert first and rollout.next_ids[t, 2] not in rollout.ids[begin : t + 1, 2]
+
+
+def test_a_method_that_says_nothing_explains_nothing():
+    assert make("none").explain(episodes(), 0) == Explanation()
+    assert set(ORACLES) == set(METHODS)
