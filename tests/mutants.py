@@ -100,9 +100,9 @@ class Mutant(NamedTuple):
 
 
 def module_path(name: str, root: Path = ROOT) -> Path:
-    """Wherever in the package the module lives."""
-    (path,) = (root / "src" / "deir").rglob(f"{name}.py")
-    return path
+    """In algorithm/, or else in fast/: some names stand in both."""
+    paths = [root / "src" / "deir" / folder / f"{name}.py" for folder in ("algorithm", "fast")]
+    return next(path for path in paths if path.exists())
 
 
 def without_meaning(source: str) -> list[tuple[Position, Position]]:
