@@ -1,6 +1,8 @@
 """The flat optimiser takes the steps of PyTorch's own."""
 
 import copy
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -63,3 +65,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_parameters_change():
     with pytest.raises(TrainingDiverged, match="gradient is not finite in weight"):
         optimizer.step((layer.weight * 0).sqrt().sum())
     assert torch.equal(layer.weight, before)
+
+
+def test_it_does_not_load_pytorchs_compiler():
+    code = (
+        "import sys; from torch import nn; from deir.config import PPOConfig; from deir.fast.flat_adam import FlatAdam\n"
+        "layer = nn.Linear(2, 1); FlatAdam(layer, PPOConfig(), 'policy').step(layer.weight.sum())\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

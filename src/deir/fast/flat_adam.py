@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from deir.algorithm.optimizer import diverged
 from deir.config import PPOConfig
@@ -18,34 +19,40 @@ class FlatAdam:
     """
 
     def __init__(self, network: nn.Module, config: PPOConfig, name: str) -> None:
-        self.network, self.name, self.max_norm = network, name, config.max_grad_norm
+        self.network, self.config, self.name = network, config, name
         parameters = [p for p in network.parameters() if p.requires_grad]
-        self.flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-        self.flat.grad = torch.zeros_like(self.flat)
+        self.values = torch.cat([p.detach().flatten() for p in parameters])
+        self.gradients = torch.zeros_like(self.values)
         begin = 0
         for parameter in parameters:
             part = slice(begin, begin + parameter.numel())
-            parameter.data = self.flat.data[part].view_as(parameter)
-            parameter.grad = self.flat.grad[part].view_as(parameter)
+            parameter.data = self.values[part].view_as(parameter)
+            parameter.grad = self.gradients[part].view_as(parameter)
             begin += parameter.numel()
-        betas = (config.adam_beta1, config.adam_beta2)
-        self.adam = torch.optim.Adam([self.flat], config.learning_rate, betas=betas, eps=config.adam_eps, fused=True)
+        self.load_state_dict({})
 
     def step(self, loss: Tensor) -> None:
         """One clipped step; a loss or gradient that is not finite stops the run before it can spoil the parameters."""
-        assert self.flat.grad is not None
-        self.flat.grad.zero_()
+        self.gradients.zero_()
         loss.backward()
-        norm = torch.linalg.vector_norm(self.flat.grad)
+        norm = torch.linalg.vector_norm(self.gradients)
         if not torch.isfinite(loss + norm):
             diverged(self.network, self.name, loss)
-        self.flat.grad.mul_((self.max_norm / (norm + 1e-6)).clamp(max=1.0))
-        self.adam.step()
+        self.gradients.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        # The function, not the class: to make a torch.optim.Adam loads PyTorch's compiler, a second at every start.
+        adam(
+            [self.values], [self.gradients], [self.exp_avg], [self.exp_avg_sq], [], [self.steps], fused=True,
+            amsgrad=False, maximize=False, weight_decay=0.0, lr=self.config.learning_rate,
+            beta1=self.config.adam_beta1, beta2=self.config.adam_beta2, eps=self.config.adam_eps,
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's moments; its settings come from the configuration."""
-        return dict(self.adam.state_dict()["state"].get(0, {}))
+        return {"step": self.steps, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq} if self.steps else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        groups = self.adam.state_dict()["param_groups"]
-        self.adam.load_state_dict({"state": {0: state} if state else {}, "param_groups": groups})
+        """Nothing stands for no step taken yet."""
+        self.steps = torch.tensor(float(state.get("step", 0)), device=self.values.device)
+        zeros = torch.zeros_like(self.values)
+        self.exp_avg = state.get("exp_avg", zeros).to(zeros, copy=True)
+        self.exp_avg_sq = state.get("exp_avg_sq", zeros).to(zeros, copy=True)
