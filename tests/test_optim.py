@@ -69,7 +69,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_parameters_change():
 
 def test_it_does_not_load_pytorchs_compiler():
     code = (
-        "import sys; from torch import nn; from deir.config import PPOConfig; from deir.fast.flat_adam import FlatAdam\n"
+        "import sys; from torch import nn\n"
+        "from deir.config import PPOConfig; from deir.fast.flat_adam import FlatAdam\n"
         "layer = nn.Linear(2, 1); FlatAdam(layer, PPOConfig(), 'policy').step(layer.weight.sum())\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )
