@@ -201,7 +201,8 @@ def test_any_gymnasium_environment_is_shown_in_frames(agents):
     player = make_player(agents["cart"], FEW)
     first = player["episodes"][0]
     assert len(first["scene"]["frames"]) == first["steps"] + 1
-    assert first["scene"]["frames"][0].startswith("data:image/")
+    assert first["pictures"][first["scene"]["frames"][0]].startswith("data:image/")
+    assert player["actions"] == ["action 0", "action 1"]
     assert len(first["view"]["vectors"][0]) == 4 and player["maps"] == {"relative": None, "layout": None}
     assert len(first["view"]["ids"]) == first["steps"] + 1
 
@@ -213,8 +214,9 @@ def test_the_last_picture_of_a_grid_is_that_of_its_end(agents):
     camera = FrameCamera(envs, 1)
     played = record(agent, envs, camera, envs.reset(), generator_of(0), False, 300)
     length = int(played.lengths[0])
-    assert played.ended[0] and len(camera.pictures(0, 0, length)) == length + 1
-    assert (camera.pictures(0, 0, length)[-1] != camera.frames[0][length]).any()  # which shows the next layout
+    pictures = camera.pictures(0, 0, length, begun=True)
+    assert played.ended[0] and played.rollout.starts[length, 0] and len(pictures) == length + 1
+    assert (pictures[-1] != camera.frames[0][length]).any()  # which shows the next layout
     envs.close()
 
 

@@ -45,7 +45,7 @@ def record_video(agent: Agent, path: Path, episodes: int = 3, greedy: bool = Fal
             [i - begin if i >= 0 else -1 for i in nearest[begin:end]],
             agent.reward.scale.average,
         )
-        pictures = camera.pictures(0, begin, end)
+        pictures = camera.pictures(0, begin, end, bool(played.rollout.starts[end, 0]))
         frames += [drawn(picture, told, t) for t, picture in enumerate(pictures)]
     write_film(path, frames)
     return len(frames)

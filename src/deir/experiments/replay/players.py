@@ -19,8 +19,6 @@ from deir.experiments.replay.recording import environments, generator_of, record
 from deir.experiments.report.curves import task_name
 from deir.experiments.report.styles import styles
 
-GRID_ACTIONS = ("turn left", "turn right", "forward", "pick up", "drop", "toggle", "done")
-
 
 @dataclass(frozen=True)
 class Choices:
@@ -72,7 +70,7 @@ def make_player(agent: Agent, choices: Choices) -> dict[str, Any]:
         "color": look.color,
         "dark": look.dark,
         "mean": number(agent.reward.scale.average),
-        "actions": _action_names(agent, on_grid),
+        "actions": _action_names(agent, envs),
         "episodes": [episode(agent, played, env) for env in range(shown)],
         "maps": {
             "relative": relative.data() if relative else None,
@@ -107,11 +105,12 @@ def _layout_map(agent: Agent, choices: Choices, env: int) -> dict[str, Any]:
     return found.data()
 
 
-def _action_names(agent: Agent, on_grid: bool) -> list[str]:
+def _action_names(agent: Agent, envs: VectorEnvs) -> list[str]:
     kind = agent.policy.actions
     if not isinstance(kind, DiscreteActions):
         return []
-    return list(GRID_ACTIONS) if on_grid else [f"action {k}" for k in range(kind.outputs)]
+    names = envs.action_names
+    return list(names) if len(names) == kind.outputs else [f"action {k}" for k in range(kind.outputs)]
 
 
 def tell_apart(players: list[dict[str, Any]]) -> None:
