@@ -270,6 +270,8 @@ def test_evaluate_mistakes(tmp_path, trained):
     assert deir("evaluate", "nowhere", cwd=tmp_path, check=False).returncode == 2
     assert deir("evaluate", str(trained), "--video", "film.avi", cwd=tmp_path, check=False).returncode == 2
     assert deir("evaluate", str(trained), "--episodes", "0", cwd=tmp_path, check=False).returncode == 2
+    zoo = deir("evaluate", "zoo:DoorKey-8x8", "--video", "film.mp4", "--overlay", cwd=tmp_path, check=False)
+    assert zoo.stderr.startswith("error: overlay: got 'zoo:DoorKey-8x8', expected a run directory") and not zoo.stdout
 
 
 def test_several_seeds_at_once(tmp_path):

@@ -17,6 +17,7 @@ from deir.experiments.replay.maps import map_of
 from deir.experiments.replay.page import render
 from deir.experiments.replay.recording import environments, generator_of, record
 from deir.experiments.report.curves import task_name
+from deir.experiments.report.steps import Tell, silent
 from deir.experiments.report.styles import styles
 
 
@@ -32,8 +33,8 @@ class Choices:
     map_episodes: int = 32
 
 
-def make_page(agents: Sequence[Agent], choices: Choices, title: str | None = None) -> str:
-    players = [make_player(agent, choices) for agent in agents]
+def make_page(agents: Sequence[Agent], choices: Choices, title: str | None = None, tell: Tell = silent) -> str:
+    players = [make_player(agent, choices, tell) for agent in agents]
     tell_apart(players)
     tasks = list(dict.fromkeys(player["task"] for player in players))
     methods = list(dict.fromkeys(player["method"] for player in players))
@@ -47,8 +48,9 @@ def make_page(agents: Sequence[Agent], choices: Choices, title: str | None = Non
     )
 
 
-def make_player(agent: Agent, choices: Choices) -> dict[str, Any]:
+def make_player(agent: Agent, choices: Choices, tell: Tell = silent) -> dict[str, Any]:
     shown, config = choices.episodes, agent.config
+    tell(f"playing {config.method} on {choices.env or config.env.id}")
     envs = _environments(agent, choices)
     try:
         camera = make_camera(envs, shown)
@@ -57,6 +59,7 @@ def make_player(agent: Agent, choices: Choices) -> dict[str, Any]:
         )
     finally:
         envs.close()
+    tell(f"explaining {config.method} on {choices.env or config.env.id}")
     relative = map_of(played, relative=True)
     look = styles([config.method])[config.method]
     task = task_name(asdict(replace(config.env, id=choices.env or config.env.id)))
