@@ -13,6 +13,8 @@ from deir.cli import COMMON, main
 from deir.cli.reference import reference
 from deir.config import Config, EnvConfig, flatten, to_dict
 from deir.errors import UserError
+from deir.runs import directory
+from deir.runs.directory import told_nearest
 from deir.runs.display import Display, plain_line
 from small import WORDS
 
@@ -151,6 +153,41 @@ def test_a_mistyped_word_is_told_in_one_line(words, told, columns, monkeypatch, 
     assert shown.err.startswith(f"error: {told}") and shown.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("some/dir/seed0O", "some/dir/seed0"),
+        ("some/dri/seed1", "some/dir/seed1"),
+        ("some/dir/seed1/checkpoints", "some/dir/seed1"),
+        ("my run/one two", "'my runs/one two'"),
+        ("doorkey/deir/seed3", "runs/DoorKey-8x8/deir/seed3-now"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["replay"], ["evaluate"], ["train", "--resume"], ["report", "--out", "report"], ["watch"]]
+)
+def test_a_mistyped_run_is_answered_with_the_nearest_one(command, typed, meant, tmp_path, monkeypatch, capsys):
+    for place in ("some/dir/seed0", "some/dir/seed1", "my runs/one two", "runs/DoorKey-8x8/deir/seed3-now"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["deir", *command, typed])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.strip().endswith(f"; the nearest one is {meant}")
+
+
+def test_a_mistyped_directory_above_runs_is_answered_too(tmp_path, monkeypatch):
+    for place in ("sweeps/first/seed0", "sweeps/second/seed0"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.yaml").touch()
+    assert told_nearest(tmp_path / "sweeps" / "secnd", above=True) == f"; the nearest one is {tmp_path}/sweeps/second"
+    assert told_nearest(tmp_path / "sweeps") == f"; the nearest one is {tmp_path}/sweeps/first/seed0"
+    monkeypatch.setattr(directory, "MOST_LOOKED_AT", 1)
+    assert told_nearest(tmp_path / "sweeps" / "secnd", above=True) == ""  # not all of a disk is searched
+
+
 def test_an_empty_zoo_says_so(monkeypatch, capsys):
     from deir.runs import zoo
     from deir.runs.listing import print_zoo
@@ -233,6 +270,8 @@ def test_evaluate_mistakes(tmp_path, trained):
     assert deir("evaluate", "nowhere", cwd=tmp_path, check=False).returncode == 2
     assert deir("evaluate", str(trained), "--video", "film.avi", cwd=tmp_path, check=False).returncode == 2
     assert deir("evaluate", str(trained), "--episodes", "0", cwd=tmp_path, check=False).returncode == 2
+    zoo = deir("evaluate", "zoo:DoorKey-8x8", "--video", "film.mp4", "--overlay", cwd=tmp_path, check=False)
+    assert zoo.stderr.startswith("error: overlay: got 'zoo:DoorKey-8x8', expected a run directory") and not zoo.stdout
 
 
 def test_several_seeds_at_once(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from deir.experiments.report import page
 from deir.experiments.report.analysis import Study
 from deir.experiments.report.curves import read_all
-from made_runs import make_sweep
+from made_runs import make_run, make_sweep
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,18 @@ def test_a_chip_hides_its_method_in_every_plot_and_in_the_table(opened):
 def test_all_methods_hidden_is_said_and_undone(opened):
     for chip in opened.locator(".chip").all():
         chip.click()
-    assert opened.locator("#plot-curves").inner_text() == "No method is chosen."
+    assert opened.locator("#plot-curves p.empty").inner_text() == "No method is chosen."
     opened.locator(".chip", has_text="deir").click()
     assert traces(opened) == ["deir"] and drawn(opened)
+
+
+def test_a_plot_that_is_emptied_while_it_is_drawn_is_no_error(opened):
+    """Plotly goes on with a plot after the call that draws it."""
+    opened.evaluate("for (const chip of document.querySelectorAll('.chip')) chip.click()")
+    opened.locator("#plot-curves p.empty").wait_for()
+    opened.wait_for_timeout(500)  # `opened` looks for errors
+    opened.evaluate("for (const chip of document.querySelectorAll('.chip')) for (const _ of [1, 2, 3]) chip.click()")
+    assert len(traces(opened)) == 3 and drawn(opened)
 
 
 def test_scales_axes_statistics_metrics_and_tasks_change_the_plot(opened):
@@ -137,6 +146,20 @@ def test_probability_follows_its_controls(opened):
         "document.getElementById('plot-probability').data.filter(t => t.mode == 'markers').map(t => t.x[0])"
     )
     assert len(values) == 2 and values[0] < 0.1  # PPO alone against deir
+
+
+def test_a_run_that_has_just_begun_is_a_dot(browser, tmp_path):
+    """A line through one point would show nothing."""
+    make_run(tmp_path / "run", [None, 0.5])
+    curves, notes = read_all([tmp_path / "run"])
+    (tmp_path / "report.html").write_text(page.render(Study(curves, 100, notes), "Just begun"))
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto((tmp_path / "report.html").as_uri())
+    tab.wait_for_selector("html[data-ready=yes]")
+    dots = tab.locator("#plot-curves path.point").all()
+    assert dots and all(dot.bounding_box()["width"] > 5 for dot in dots)
+    context.close()
 
 
 def test_a_phone_scrolls_only_downwards_and_dark_is_dark(browser, path):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
+from pathlib import Path
 from typing import Any
 
+import imageio.v3 as iio
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from deir import Agent, load, train
 from deir.config import EnvConfig
 from deir.envs import check_env, make_envs
 from deir.envs.base import EnvStep
 from deir.envs.procgen import GAMES, ProcgenEnvs, _import_envpool, _threads, hash_images
 from deir.errors import UserError
+from deir.experiments.replay.players import Choices, make_page, make_player
+from deir.experiments.replay.recording import environments
 
 try:
     _import_envpool()
@@ -180,3 +186,51 @@ def test_without_the_extra_the_error_says_what_to_type(monkeypatch: pytest.Monke
     check_env(EnvConfig(id="procgen:ninja"))
     with pytest.raises(UserError, match=r"pip install 'deir\[procgen\]'"):
         ProcgenEnvs(EnvConfig(id="procgen:ninja", n_envs=2))
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Agent:
+    """After one iteration of 64 frames."""
+    out = tmp_path_factory.mktemp("procgen") / "run"
+    options: dict[str, Any] = {"ppo": {"rollout_steps": 16, "minibatch_size": 32, "epochs": 1}}
+    options["reward"] = {"minibatch_size": 32, "epochs": 1}
+    train({"id": "procgen:bigfish", "n_envs": 4}, steps=64, out=out, threads=1, loggers="csv", **options)
+    return load(out)
+
+
+CHOICES = Choices(episodes=3, max_steps=150)
+
+
+def test_a_replay_shows_what_the_agent_sees_to_the_last_picture(agent: Agent) -> None:
+    player = make_player(agent, CHOICES)
+    assert player["actions"][NOOP] == "nothing" and len(set(player["actions"])) == 15
+    assert any(episode["end"] == "terminated" for episode in player["episodes"])
+    for episode in player["episodes"]:
+        assert episode["scene"]["frames"] == episode["view"]["ids"]
+        assert len(episode["pictures"]) == len(set(episode["view"]["ids"]))  # each is kept once
+    first = environments(agent, CHOICES.episodes, CHOICES.seed).reset()[0]
+    kept = iio.imread(base64.b64decode(player["episodes"][0]["pictures"][0].split(",")[1]))
+    assert np.abs(kept[..., :3].astype(int) - first).mean() < 10
+
+
+def test_the_page_of_a_replay_draws_pictures(agent: Agent, browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(make_page([agent], CHOICES))
+    context = browser.new_context(viewport={"width": 375, "height": 800})
+    tab, troubles = context.new_page(), []
+    tab.on("console", lambda message: troubles.append(message.text))
+    tab.on("pageerror", lambda error: troubles.append(str(error)))
+    tab.goto((tmp_path / "page.html").as_uri())
+    tab.wait_for_selector("html[data-ready=yes]")
+    shown = []
+    for step in (0, 10):
+        tab.evaluate(f"goTo({step})")
+        tab.wait_for_timeout(300)  # pictures are decoded in their own time
+        pictures = "[...document.querySelectorAll('canvas.scene, .now canvas')].map(one => one.toDataURL())"
+        shown.append(tab.evaluate(pictures))
+    assert all(before != after for before, after in zip(*shown, strict=True))
+    assert "nothing" in tab.locator(".acts").inner_text() and troubles == []
+    tab.evaluate("goTo(longest())")
+    speed, play = (tab.locator(name).bounding_box() for name in ("#speed", "#play"))
+    assert tab.evaluate("document.documentElement.scrollWidth") == 375
+    assert play["y"] < speed["y"] + speed["height"] / 2 < play["y"] + play["height"]  # in one line with the buttons
+    context.close()

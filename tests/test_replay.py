@@ -20,11 +20,12 @@ from deir.errors import UserError
 from deir.experiments.replay.cameras import FrameCamera, make_camera, repeated
 from deir.experiments.replay.command import MARK, Replay, run
 from deir.experiments.replay.contents import episode, shortened
-from deir.experiments.replay.film import record_video
+from deir.experiments.replay.film import NARROWEST, Told, drawn, record_video
 from deir.experiments.replay.maps import Map, map_of
 from deir.experiments.replay.players import Choices, make_page, make_player, tell_apart
 from deir.experiments.replay.recording import environments, explained, generator_of, paid, record
 from deir.runs.evaluate import record_video as plain
+from deir.runs.evaluate import write_film
 from deir.seeding import derive
 from small import small
 
@@ -201,7 +202,8 @@ def test_any_gymnasium_environment_is_shown_in_frames(agents):
     player = make_player(agents["cart"], FEW)
     first = player["episodes"][0]
     assert len(first["scene"]["frames"]) == first["steps"] + 1
-    assert first["scene"]["frames"][0].startswith("data:image/")
+    assert first["pictures"][first["scene"]["frames"][0]].startswith("data:image/")
+    assert player["actions"] == ["action 0", "action 1"]
     assert len(first["view"]["vectors"][0]) == 4 and player["maps"] == {"relative": None, "layout": None}
     assert len(first["view"]["ids"]) == first["steps"] + 1
 
@@ -213,8 +215,9 @@ def test_the_last_picture_of_a_grid_is_that_of_its_end(agents):
     camera = FrameCamera(envs, 1)
     played = record(agent, envs, camera, envs.reset(), generator_of(0), False, 300)
     length = int(played.lengths[0])
-    assert played.ended[0] and len(camera.pictures(0, 0, length)) == length + 1
-    assert (camera.pictures(0, 0, length)[-1] != camera.frames[0][length]).any()  # which shows the next layout
+    pictures = camera.pictures(0, 0, length, begun=True)
+    assert played.ended[0] and played.rollout.starts[length, 0] and len(pictures) == length + 1
+    assert (pictures[-1] != camera.frames[0][length]).any()  # which shows the next layout
     envs.close()
 
 
@@ -246,6 +249,7 @@ def test_the_command_writes_a_page_of_each_checkpoint_and_replaces_only_its_own(
     ("options", "message"),
     [
         ({"runs": ()}, "runs: got none"),
+        ({"runs": (Path("zoo:DoorKey-8x8"),)}, "runs: got 'zoo:DoorKey-8x8', expected a run directory: .*--video"),
         ({"checkpoint": (7,)}, "checkpoint: got 7, expected one that the run kept: 1, 2"),
         ({"env": "FourRoms"}, "env: unknown name 'FourRoms'"),
         ({"env": "CartPole-v1"}, "env: CartPole-v1 has the observations"),
@@ -267,14 +271,30 @@ def test_another_task_that_looks_the_same(agents):
     assert data_of(page)["players"][0]["episodes"][0]["scene"]["width"] == 6
 
 
+def test_the_words_on_a_film_have_room_and_nothing_is_resized(agents, tmp_path, capfd):
+    """Small pictures are drawn larger; imageio would resize and warn where sides are no multiples of 16."""
+    told = Told(np.array([1.2345e-5, 0.1]), np.zeros(2), [-1, 0], 0.1)
+    small = drawn(np.full((63, 61, 3), 9, np.uint8), told, 1)
+    assert small.shape[1] >= NARROWEST and not (np.array(small.shape[:2]) % 2).any()
+    row = small[63 * 5 : 63 * 5 + 26].astype(int).sum(-1).max(0)  # the brightest of each column of the words
+    gaps = np.diff(np.flatnonzero(row > 250))
+    assert (gaps > 8).sum() == 2  # step, novelty and return stand apart
+    record_video(agents["cart"], tmp_path / "film.mp4", episodes=1)
+    plain(agents["cart"], tmp_path / "plain.mp4", episodes=1)
+    assert "WARNING" not in capfd.readouterr().err
+    write_film(tmp_path / "odd.mp4", [np.full((41, 59, 3), 30 * i, np.uint8) for i in range(5)])
+    assert iio.imread(tmp_path / "odd.mp4").shape[1:] == (42, 60, 3)
+
+
 def test_the_film_with_an_overlay_shows_the_same_episodes(agents, tmp_path):
     count = record_video(agents["short"], tmp_path / "film.gif", episodes=2)
     frames = iio.imread(tmp_path / "film.gif")
     without = plain(agents["short"], tmp_path / "plain.gif", episodes=2)
     bare = iio.imread(tmp_path / "plain.gif")
     assert count == without + 2  # the last picture of each episode
-    high = bare.shape[1]
-    assert frames.shape[1] > high and frames.shape[2] == bare.shape[2]
-    close = np.abs(frames[0, :high].astype(int) - bare[0]).mean()
+    times = frames.shape[2] // bare.shape[2]
+    high = times * bare.shape[1]
+    assert frames.shape[1] > high and frames.shape[2] == times * bare.shape[2]
+    close = np.abs(frames[0, :high:times, ::times].astype(int) - bare[0]).mean()
     assert close < 12  # palettes differ
     assert (frames[0, high:] != frames[5, high:]).any()

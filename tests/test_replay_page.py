@@ -186,6 +186,31 @@ def test_maps_have_three_scopes(visit):
         assert seen[-1] != seen[-2] and "4 episodes" in tab.locator(".maps .say").inner_text()
 
 
+def test_a_map_shows_differences_below_zero_and_beside_an_outlier(visit):
+    tab = visit("one")
+    colours = tab.evaluate("""(() => {
+        const map = data.players[0].maps.layout[0], { scene } = data.players[0].episodes[0];
+        map.x = [1, 2, 3, 1, 2, 3]; map.y = [1, 1, 1, 2, 2, 2];
+        map.value = [-0.6, -0.5, -0.4, -0.4, -0.6, 9]; map.visits = map.intrinsic = map.x.map(() => 1);
+        scene.cells = scene.cells.map(() => 1); scene.changes = [];
+        shown.scope = "layout";
+        drawAll();
+        const canvas = document.querySelectorAll("canvas.map")[2], s = canvas.width / scene.width;
+        const row = canvas.getContext("2d").getImageData(0, 1.5 * s, 4 * s, 1).data;
+        return [1, 2, 3].map(x => row[4 * Math.floor((x + 0.5) * s)]);
+    })()""")
+    low, middle, high = colours  # less red is more green
+    assert low - middle > 40 and middle - high > 40
+    assert tab.locator(".panels .told").nth(2).inner_text() == "-0.6 up to 9"
+
+
+def test_a_reward_of_rounding_alone_is_not_called_new(visit):
+    tab = visit("one", place="#step=5")
+    for share, told in ((1e-9, "Not novel."), (0.004, "less than 1% of"), (0.5, "50% of the running mean")):
+        tab.evaluate(f"data.players[0].episodes[0].intrinsic[4] = {share} * data.players[0].mean; drawAll()")
+        assert told in tab.locator(".verdict").inner_text()
+
+
 def test_two_runs_share_the_layout_and_the_cursor(visit):
     tab = visit("two", width=1400)
     left, right = (tab.locator(".player").nth(k) for k in (0, 1))

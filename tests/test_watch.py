@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import platform
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from deir.errors import UserError
 from deir.experiments.watch.command import Watch, run, watching
 from deir.experiments.watch.runs import Watched
 from deir.experiments.watch.server import Server
+from deir.files import HOLDER
 from made_runs import make_run, make_sweep
 from small import small
 
@@ -75,6 +78,24 @@ def test_a_page_is_made_again_only_when_its_run_has_gone_on(tmp_path):
     assert watched.report() is first
     make_run(tmp_path / "one", [0.1, 0.2, 0.3])
     assert watched.report() is not first
+
+
+def test_a_run_whose_process_is_gone_does_not_train(tmp_path):
+    make_run(tmp_path / "run", [0.1])
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here, holder = platform.node(), tmp_path / "run" / HOLDER
+    for writer, status in (
+        (f"process {os.getpid()} on {here}", "running"),
+        (f"process {ended.pid} on {here}", "stopped"),
+        (f"process {10**30} on {here}", "stopped"),
+        (f"process {ended.pid} on another machine", "running"),  # nobody can tell
+        ("", "stopped"),
+    ):
+        holder.write_text(writer)
+        assert [run["status"] for run in Watched([tmp_path]).state()["runs"]] == [status]
+    holder.unlink()
+    assert Watched([tmp_path]).state()["runs"][0]["status"] == "stopped"
 
 
 @pytest.mark.parametrize(

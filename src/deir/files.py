@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -153,6 +154,22 @@ def held(directory: Path) -> bool:
     except Timeout:
         return True
     lock.release()
+    return False
+
+
+def abandoned(directory: Path) -> bool:
+    """Whether its writer has ended or is gone, for those who only look: nothing is opened for writing."""
+    found = re.fullmatch(r"process (\d+) on (.*)", _read(directory / HOLDER))
+    if not found:
+        return True
+    if found[2] != platform.node() or os.name != "posix":
+        return False  # who could tell
+    try:
+        os.kill(int(found[1]), 0)  # asks, and does nothing
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:  # a process of another user
+        pass
     return False
 
 

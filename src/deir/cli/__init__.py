@@ -173,9 +173,12 @@ def evaluate(argv: list[str]) -> None:
         check_count(name, getattr(args, name), least)
     from deir.runs.evaluate import check_video_path, record_video
     from deir.runs.evaluate import evaluate as play_episodes
+    from deir.runs.zoo import refuse
 
     if args.overlay and not args.video:
         raise UserError("overlay: draws into a film, expected --video FILE.mp4 too")
+    if args.overlay:
+        refuse("overlay", args.run)
     if args.video:
         check_video_path(args.video)
     agent = load(args.run, args.trust)

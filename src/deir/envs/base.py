@@ -18,6 +18,9 @@ GRID_OPTIONS = (
 PROCGEN_OPTIONS = ("distribution_mode", "num_levels", "start_level")
 
 
+GRID_ACTIONS = ("turn left", "turn right", "forward", "pick up", "drop", "toggle", "done")
+
+
 class EnvStep(NamedTuple):
     """One step of all N environments.
 
@@ -44,6 +47,7 @@ class VectorEnvs(Protocol):
     observation_space: Space[Any]  # of one environment
     action_space: Space[Any]  # of one environment
     repeats: bool  # observations are small integer codes that repeat (MiniGrid without noise)
+    action_names: tuple[str, ...]  # of Discrete actions, for people; empty where they have none
 
     def reset(self) -> NDArray[Any]: ...
 
@@ -75,6 +79,7 @@ class Backend(VectorEnvs):
 
     options: tuple[str, ...] = ()  # of GRID_OPTIONS, PROCGEN_OPTIONS and max_steps, those it heeds
     repeats = False
+    action_names: tuple[str, ...] = ()
 
     def __init__(self, config: EnvConfig, seed: int = 0, generation: int = 0) -> None:
         raise NotImplementedError

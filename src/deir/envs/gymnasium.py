@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.typing import NDArray
 
 from deir.config import EnvConfig
-from deir.envs.base import GRID_OPTIONS, Backend, EnvStep, reject_options
+from deir.envs.base import GRID_ACTIONS, GRID_OPTIONS, Backend, EnvStep, reject_options
 from deir.envs.layout import LARGEST_FLOAT, ActionLayout, ObservationLayout, fits_float32
 from deir.envs.minigrid.missions import MISSIONS
 from deir.envs.minigrid.state_hash import state_hash
@@ -74,6 +74,7 @@ class GymnasiumEnvs(Backend):
         self.action_space = self._actions.space
         self.observation_space: Space[Any] = self._layout.space
         self.repeats = self._shows_grid_codes() and not config.noise
+        self.action_names = GRID_ACTIONS if self._grids else ()
 
     def _observation_layout(self) -> ObservationLayout:
         """Of MiniGrid's dictionaries the view alone, unless more is asked for; all parts of others."""

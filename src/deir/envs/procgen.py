@@ -20,6 +20,11 @@ from deir.envs.seeds import env_seeds
 from deir.errors import UserError, invalid, unknown
 
 PREFIX = "procgen:"
+ACTIONS = (
+    "left down", "left", "left up", "down", "nothing", "up", "right down", "right", "right up",
+    "key D", "key A", "key W", "key S", "key Q", "key E",
+)  # fmt: skip
+"""As ProcGen has them; what a key does, if anything, is up to the game."""
 _LARGEST_LEVEL = 2**31 - 1
 _INSTALL = "pip install 'deir[procgen]'"
 
@@ -175,6 +180,8 @@ class ProcgenEnvs(Backend):
     one, and the step that follows ignores its action and is marked as not valid. An episode that runs into the game's
     own time limit is truncated, every other end is a termination.
     """
+
+    action_names = ACTIONS
 
     def __init__(self, config: EnvConfig, seed: int = 0, generation: int = 0) -> None:
         game = find_game(config.id)

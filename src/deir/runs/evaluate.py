@@ -135,5 +135,9 @@ def record_video(agent: Agent, path: Path, episodes: int = 3, greedy: bool = Fal
 def write_film(path: Path, frames: list[NDArray[np.uint8]]) -> None:
     import imageio.v3 as iio
 
-    options: dict[str, Any] = {"fps": VIDEO_FPS} if path.suffix == ".mp4" else {"duration": 1000 / VIDEO_FPS, "loop": 0}
-    iio.imwrite(path, np.stack(frames), **options)
+    film = np.stack(frames)  # [T, height, width, 3]
+    if path.suffix == ".mp4":  # whose sides must be even; a larger unit would have the pictures resized
+        odd = [(0, side % 2) for side in film.shape[1:3]]
+        iio.imwrite(path, np.pad(film, [(0, 0), *odd, (0, 0)], "edge"), fps=VIDEO_FPS, macro_block_size=2)
+    else:
+        iio.imwrite(path, film, duration=1000 / VIDEO_FPS, loop=0)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from deir.config import Config, merge, to_dict
-from deir.errors import UserError, unknown
+from deir.errors import UserError, invalid, unknown
 from deir.runs import checkpoint
 
 PREFIX = "zoo:"
@@ -28,6 +28,13 @@ class Specimen(NamedTuple):
 
 def is_name(path: str | Path) -> bool:
     return str(path).startswith(PREFIX)
+
+
+def refuse(field: str, path: Path) -> None:
+    """For what tells novelty, which needs the reward model of a run."""
+    if is_name(path):
+        expected = "a run directory: a policy of the zoo comes without the reward model, which says what is novel"
+        raise invalid(field, str(path), f"{expected}; for a film type: deir evaluate {path} --video film.mp4")
 
 
 def names(home: Path = HOME) -> list[str]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import deir.envs.minigrid.cells as cells
 from deir.config import EnvConfig
-from deir.envs.base import EnvStep
+from deir.envs.base import GRID_ACTIONS, EnvStep
 from deir.envs.minigrid.catalogue import TaskSpec
 from deir.envs.minigrid.cells import EMPTY
 from deir.envs.minigrid.layouts import NOISE_STREAM, LayoutStock
@@ -43,6 +43,8 @@ class GridStates(NamedTuple):
 
 class MiniGridEnvs:
     """N copies of one MiniGrid task; a `VectorEnvs` that resets within the step."""
+
+    action_names: tuple[str, ...] = GRID_ACTIONS
 
     def __init__(self, spec: TaskSpec, config: EnvConfig, seed: int) -> None:
         if config.view_size is not None and (config.view_size < 3 or config.view_size % 2 == 0):

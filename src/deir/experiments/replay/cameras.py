@@ -78,10 +78,14 @@ class FrameCamera:
         if places is not None:
             self.places.append(places)
 
-    def pictures(self, env: int, begin: int, end: int) -> list[NDArray[np.uint8]]:
-        """Of the episode of steps begin … end-1, [steps+1]. Where nobody tells how it ended, the last stands twice."""
+    def pictures(self, env: int, begin: int, end: int, begun: bool) -> list[NDArray[np.uint8]]:
+        """Of the episode of steps begin … end-1, [steps+1]. `begun`: the next episode is what one sees after them.
+
+        Where nobody tells how it ended, the last picture stands twice.
+        """
         frames = self.frames[env][begin:end]
-        return [*frames, self.last.get((env, end), frames[-1])]
+        after = frames[-1] if begun else self.frames[env][end]
+        return [*frames, self.last.get((env, end), after)]
 
     def positions(self, env: int, steps: int) -> NDArray[np.int64] | None:
         return np.stack(self.places)[:steps, env] if self.places else None

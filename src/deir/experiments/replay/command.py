@@ -54,22 +54,29 @@ def run(args: Replay) -> None:
     _check(args)
     from deir.agent import load
     from deir.experiments.replay.players import Choices, make_page
+    from deir.experiments.report.steps import told_steps
 
-    agents = [load(path, args.trust, iteration) for path, iteration in _players(args)]
-    choices = Choices(args.episodes, args.seed, args.env, args.greedy, args.max_steps, args.map_episodes)
-    page = make_page(agents, choices, args.title)
-    write_whole(args.out, page)
+    with told_steps() as tell:
+        tell("loading")
+        agents = [load(path, args.trust, iteration) for path, iteration in _players(args)]
+        choices = Choices(args.episodes, args.seed, args.env, args.greedy, args.max_steps, args.map_episodes)
+        page = make_page(agents, choices, args.title, tell)
+        write_whole(args.out, page)
     size = len(page.encode()) / 2**20
     print(f"{args.out}   {size:.1f} MB, open it in a browser")
 
 
 def _check(args: Replay) -> None:
+    from deir.runs.zoo import refuse
+
     if not args.runs:
         raise UserError("runs: got none, expected run directories: deir replay runs/DoorKey-8x8/deir/seed0-…")
     if len(args.runs) > 1 and args.checkpoint:
         raise UserError("checkpoint: compares one run with itself; leave it out, or name one run")
     if len(args.runs) * max(1, len(args.checkpoint)) > MOST_PLAYERS:
         raise invalid("runs", len(args.runs) * max(1, len(args.checkpoint)), f"at most {MOST_PLAYERS} side by side")
+    for path in args.runs:
+        refuse("runs", path)
     check_file("out", args.out)
     if args.out.suffix.lower() not in (".html", ".htm"):
         raise invalid("out", str(args.out), f"a file that a browser takes for a page: {args.out}.html")

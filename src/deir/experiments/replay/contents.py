@@ -21,6 +21,7 @@ from deir.experiments.replay.recording import Recording, explained, paid
 
 DIGITS = 5
 MOST_NUMBERS = 24  # of a vector, that are shown
+LOSSY_QUALITY = 90  # of pictures, where they are not exact
 CODE_STEPS, CODE_OFFSET = 16, 2  # a noisy code c is the byte 16 (c + 2)
 
 
@@ -29,13 +30,14 @@ def episode(agent: Agent, recording: Recording, env: int) -> dict[str, Any]:
     length = int(recording.lengths[env])
     rollout, raw = recording.rollout, recording.raw[:length, env]
     probabilities = recording.probabilities
-    actions = rollout.actions[:length, env]
+    actions, album = rollout.actions[:length, env], Album()
     return {
         "steps": length,
         "return": number(float(recording.returns()[env])),
         "end": _ending(recording, env, length),
-        "scene": _scene(recording, env, length),
-        "view": _views(agent, recording, env, length),
+        "scene": _scene(recording, env, length, album),
+        "view": _views(agent, recording, env, length, album),
+        "pictures": album.files,
         "action": actions.tolist() if actions.dim() == 1 else [[number(x) for x in row] for row in actions.tolist()],
         "probabilities": None if probabilities is None else numbers(probabilities[:length, env], 3),
         "value": numbers(recording.values[:length, env]),
@@ -52,11 +54,12 @@ def _ending(recording: Recording, env: int, length: int) -> str:
     return "terminated" if recording.rollout.terminated[length - 1, env] else "truncated"
 
 
-def _scene(recording: Recording, env: int, length: int) -> dict[str, Any]:
+def _scene(recording: Recording, env: int, length: int, album: Album) -> dict[str, Any]:
     """The grid at the beginning and what changed, or pictures."""
     camera = recording.camera
     if isinstance(camera, FrameCamera):
-        return {"frames": [picture(frame) for frame in camera.pictures(env, 0, length)]}
+        begun = bool(recording.rollout.starts[length, env])
+        return {"frames": [album.add(frame) for frame in camera.pictures(env, 0, length, begun)]}
     assert isinstance(camera, GridCamera)
     states = camera.states(env, length)
     cells = states.cells.reshape(len(states.cells), -1)  # [L+1, H*W]
@@ -73,7 +76,7 @@ def _scene(recording: Recording, env: int, length: int) -> dict[str, Any]:
     }
 
 
-def _views(agent: Agent, recording: Recording, env: int, length: int) -> dict[str, Any]:
+def _views(agent: Agent, recording: Recording, env: int, length: int, album: Album) -> dict[str, Any]:
     """What the agent saw at 0 … L, each distinct observation once."""
     rollout = recording.rollout
     ids = torch.cat([rollout.ids[:length, env], rollout.next_ids[length - 1 : length, env]])
@@ -91,7 +94,8 @@ def _views(agent: Agent, recording: Recording, env: int, length: int) -> dict[st
         codes = np.clip(np.rint((seen + CODE_OFFSET) * CODE_STEPS), 0, 255) if noisy else seen
         return {**found, "size": seen.shape[1], "noisy": noisy, "codes": packed(codes.astype(np.uint8))}
     if space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[0] >= 16:
-        return {**found, "pictures": [picture(image[..., -3:]) for image in seen]}
+        kept = [album.add(image[..., -3:]) for image in seen]
+        return {"ids": [kept[name] for name in found["ids"]], "pictures": True}
     return {**found, "vectors": [[number(x) for x in row.ravel()[:MOST_NUMBERS].tolist()] for row in seen]}
 
 
@@ -135,15 +139,30 @@ def shortened(values: Tensor) -> NDArray[np.uint16]:
     return ((bits + (1 << 14)) >> 15).astype(np.uint16)
 
 
+class Album:
+    """The pictures of an episode, each distinct one once: what is shown is often what the agent sees."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self._numbers: dict[bytes, int] = {}
+
+    def add(self, image: NDArray[Any]) -> int:
+        """Its number."""
+        key = repr(image.shape).encode() + image.tobytes()
+        if key not in self._numbers:
+            self._numbers[key] = len(self.files)
+            self.files.append(picture(image))
+        return self._numbers[key]
+
+
 def picture(image: NDArray[Any]) -> str:
-    """A data URI of a small file: of PNG and JPEG the smaller one."""
+    """A data URI of a small file, exact unless that takes more than twice as much."""
     import imageio.v3 as iio
 
-    grey = np.repeat(image, 3, -1) if image.shape[-1] == 1 else image
-    png = iio.imwrite("<bytes>", grey, extension=".png", optimize=True)
-    jpeg = iio.imwrite("<bytes>", grey, extension=".jpg", quality=80)
-    kind, data = ("png", png) if len(png) <= len(jpeg) else ("jpeg", jpeg)
-    return f"data:image/{kind};base64,{b64encode(data).decode()}"
+    colours = np.repeat(image, 3, -1) if image.shape[-1] == 1 else image
+    exact = iio.imwrite("<bytes>", colours, extension=".webp", lossless=True)
+    near = iio.imwrite("<bytes>", colours, extension=".webp", quality=LOSSY_QUALITY)
+    return f"data:image/webp;base64,{b64encode(near if 2 * len(near) < len(exact) else exact).decode()}"
 
 
 def packed(array: NDArray[Any]) -> str:

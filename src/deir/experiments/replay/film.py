@@ -15,7 +15,7 @@ from deir.runs.evaluate import fresh_envs, write_film
 from deir.seeding import torch_generator
 
 LONGEST_FILM = 5_000  # steps
-LARGEST = 640  # pixels of a picture's longer side
+LARGEST, NARROWEST = 640, 256  # pixels of a picture's longer side, and of its width
 GROUND, INK, QUIET, LINE = (16, 18, 21), (236, 238, 240), (152, 161, 171), (42, 47, 54)
 NOVEL, STALE, PAST, REWARD = (255, 138, 76), (120, 74, 50), (167, 139, 250), (81, 207, 102)
 Frame = NDArray[np.uint8]
@@ -45,7 +45,7 @@ def record_video(agent: Agent, path: Path, episodes: int = 3, greedy: bool = Fal
             [i - begin if i >= 0 else -1 for i in nearest[begin:end]],
             agent.reward.scale.average,
         )
-        pictures = camera.pictures(0, begin, end)
+        pictures = camera.pictures(0, begin, end, bool(played.rollout.starts[end, 0]))
         frames += [drawn(picture, told, t) for t, picture in enumerate(pictures)]
     write_film(path, frames)
     return len(frames)
@@ -69,12 +69,14 @@ def drawn(picture: Frame, told: Told, t: int) -> Frame:
     """The picture of step t with a panel below it, of even size as films need it."""
     from PIL import Image, ImageDraw, ImageFont
 
-    width = max(picture.shape[1], 160) // 2 * 2
-    unit = max(1.0, width / 256)
+    times = -(-NARROWEST // picture.shape[1])  # the words below need room
+    picture = picture.repeat(times, 0).repeat(times, 1)
+    width = picture.shape[1] // 2 * 2
+    unit = width / NARROWEST
     panel = round(60 * unit) // 2 * 2
     high = picture.shape[0] // 2 * 2
     image = Image.new("RGB", (width, high + panel), GROUND)
-    image.paste(Image.fromarray(picture[:high, :width]), ((width - min(width, picture.shape[1])) // 2, 0))
+    image.paste(Image.fromarray(picture[:high, :width]), (0, 0))
     draw = ImageDraw.Draw(image)
     font = ImageFont.load_default(size=round(11 * unit))
     margin, top = 6 * unit, high + 5 * unit

@@ -17,9 +17,8 @@ from deir.experiments.replay.maps import map_of
 from deir.experiments.replay.page import render
 from deir.experiments.replay.recording import environments, generator_of, record
 from deir.experiments.report.curves import task_name
+from deir.experiments.report.steps import Tell, silent
 from deir.experiments.report.styles import styles
-
-GRID_ACTIONS = ("turn left", "turn right", "forward", "pick up", "drop", "toggle", "done")
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class Choices:
     map_episodes: int = 32
 
 
-def make_page(agents: Sequence[Agent], choices: Choices, title: str | None = None) -> str:
-    players = [make_player(agent, choices) for agent in agents]
+def make_page(agents: Sequence[Agent], choices: Choices, title: str | None = None, tell: Tell = silent) -> str:
+    players = [make_player(agent, choices, tell) for agent in agents]
     tell_apart(players)
     tasks = list(dict.fromkeys(player["task"] for player in players))
     methods = list(dict.fromkeys(player["method"] for player in players))
@@ -49,8 +48,9 @@ def make_page(agents: Sequence[Agent], choices: Choices, title: str | None = Non
     )
 
 
-def make_player(agent: Agent, choices: Choices) -> dict[str, Any]:
+def make_player(agent: Agent, choices: Choices, tell: Tell = silent) -> dict[str, Any]:
     shown, config = choices.episodes, agent.config
+    tell(f"playing {config.method} on {choices.env or config.env.id}")
     envs = _environments(agent, choices)
     try:
         camera = make_camera(envs, shown)
@@ -59,6 +59,7 @@ def make_player(agent: Agent, choices: Choices) -> dict[str, Any]:
         )
     finally:
         envs.close()
+    tell(f"explaining {config.method} on {choices.env or config.env.id}")
     relative = map_of(played, relative=True)
     look = styles([config.method])[config.method]
     task = task_name(asdict(replace(config.env, id=choices.env or config.env.id)))
@@ -72,7 +73,7 @@ def make_player(agent: Agent, choices: Choices) -> dict[str, Any]:
         "color": look.color,
         "dark": look.dark,
         "mean": number(agent.reward.scale.average),
-        "actions": _action_names(agent, on_grid),
+        "actions": _action_names(agent, envs),
         "episodes": [episode(agent, played, env) for env in range(shown)],
         "maps": {
             "relative": relative.data() if relative else None,
@@ -107,11 +108,12 @@ def _layout_map(agent: Agent, choices: Choices, env: int) -> dict[str, Any]:
     return found.data()
 
 
-def _action_names(agent: Agent, on_grid: bool) -> list[str]:
+def _action_names(agent: Agent, envs: VectorEnvs) -> list[str]:
     kind = agent.policy.actions
     if not isinstance(kind, DiscreteActions):
         return []
-    return list(GRID_ACTIONS) if on_grid else [f"action {k}" for k in range(kind.outputs)]
+    names = envs.action_names
+    return list(names) if len(names) == kind.outputs else [f"action {k}" for k in range(kind.outputs)]
 
 
 def tell_apart(players: list[dict[str, Any]]) -> None:

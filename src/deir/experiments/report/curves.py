@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from deir.config import EnvConfig, flatten, load_yaml
 from deir.errors import UserError, invalid
 from deir.files import as_cell, check_seal, from_cell
+from deir.runs.directory import told_nearest
 from deir.runs.progress import read_rows
 
 Array = NDArray[np.float64]
@@ -72,7 +73,7 @@ def read_all(places: Sequence[Path], by_directory: bool = False) -> tuple[list[C
         runs, tables = _search(place)
         if not runs and not tables:
             expected = "a run directory (config.yaml, progress.csv), a directory above some, or a report's curves.csv"
-            raise invalid("runs", str(place), expected)
+            raise invalid("runs", str(place), f"{expected}{told_nearest(place, above=True)}")
         for path in runs:
             curve = read_run(path, by_directory)
             if curve is None:

@@ -33,12 +33,14 @@ class Watch:
 def run(args: Watch) -> None:
     from deir.experiments.watch.runs import Watched
     from deir.experiments.watch.server import Server
+    from deir.runs.directory import told_nearest
     from deir.runs.ranges import check_count
 
     check_count("port", args.port, 0)
     for place in args.runs:
         if not place.is_dir():
-            raise invalid("runs", str(place), "a run directory, or a directory above some")
+            expected = "a run directory, or a directory above some"
+            raise invalid("runs", str(place), f"{expected}{told_nearest(place, above=True)}")
     server = Server(Watched(args.runs, args.trust), args.port)
     print(f"{server.address}   Ctrl-C ends it", flush=True)
     with suppress(KeyboardInterrupt):

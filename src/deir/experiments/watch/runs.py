@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from deir.config import load_yaml
 from deir.errors import UserError
+from deir.files import abandoned
 from deir.runs.directory import RunDirectory
 from deir.runs.progress import last_row
 from deir.runs.summary import read_summary
@@ -104,12 +105,14 @@ def newest_checkpoint(path: Path) -> str:
 def _figures(path: Path) -> dict[str, Any]:
     run = RunDirectory(path)
     config, row, summary = load_yaml(run.config), last_row(run.progress) or {}, read_summary(run.summary) or {}
-    env = config.get("env")
+    env, checkpoint = config.get("env"), config.get("checkpoint")
     task = env.get("id") if isinstance(env, dict) else env
+    status = str(summary.get("status", "running"))
     return {
         "title": f"{config.get('method')} on {task}, seed {config.get('seed')}",
         "path": path.name,
-        "status": str(summary.get("status", "running")),
+        "status": "stopped" if status == "running" and abandoned(path) else status,
         "steps": config.get("steps"),
+        "every": checkpoint.get("every") if isinstance(checkpoint, dict) else None,
         **{key: row.get(key) or None for key in ("frames", "fps", "return_mean", "episodes")},
     }

@@ -68,7 +68,7 @@ function codesAt(view, id, column, row) {
 // What the agent saw at step t: its view with itself at the bottom, a picture, or numbers.
 function drawView(canvas, player, episode, t) {
   const { context: c, width, height } = prepared(canvas), view = episode.view, id = view.ids[t], p = colours();
-  if (view.pictures) return drawPicture(c, view.pictures[id], width, height, canvas);
+  if (view.pictures) return drawPicture(c, episode.pictures[id], width, height, canvas);
   if (view.vectors) return drawVector(c, view.vectors, id, width, height);
   const s = Math.min(width, height) / view.size, left = (width - s * view.size) / 2;
   c.fillStyle = p.floor;
@@ -129,7 +129,7 @@ function cellsAt(scene, t) {
 
 function drawScene(canvas, player, episode, t) {
   const scene = episode.scene, { context: c, width, height } = prepared(canvas);
-  if (scene.frames) return drawPicture(c, scene.frames[t], width, height, canvas);
+  if (scene.frames) return drawPicture(c, episode.pictures[scene.frames[t]], width, height, canvas);
   const p = colours(), s = Math.min(width / scene.width, height / scene.height);
   const left = (width - s * scene.width) / 2, top = (height - s * scene.height) / 2;
   c.translate(left, top);
@@ -175,7 +175,7 @@ function drawSeen(c, episode, t, s) {
 
 // Where the agent has been; the brighter a dot, the more the step there earned for being novel.
 function drawTrail(c, player, episode, t, s) {
-  const { scene, intrinsic } = episode, p = colours(), most = scaleOf(intrinsic);
+  const { scene, intrinsic } = episode, p = colours(), most = Math.max(rangeOf(intrinsic)[1], 1e-12);
   c.strokeStyle = tint(p.novel, 0.45);
   c.lineWidth = Math.max(1, s / 18);
   c.lineJoin = "round";
@@ -183,7 +183,7 @@ function drawTrail(c, player, episode, t, s) {
   for (let i = 0; i <= t; i++) c.lineTo((scene.x[i] + 0.5) * s, (scene.y[i] + 0.5) * s);
   c.stroke();
   for (let i = 1; i <= t; i++) {
-    const share = Math.sqrt(Math.max(0, intrinsic[i - 1]) / most);
+    const share = Math.min(1, Math.sqrt(Math.max(0, intrinsic[i - 1]) / most));
     c.fillStyle = tint(p.novel, 0.25 + 0.75 * share);
     c.beginPath();
     c.arc((scene.x[i] + 0.5) * s, (scene.y[i] + 0.5) * s, s * (0.05 + 0.11 * share), 0, 7);
@@ -197,8 +197,9 @@ function earlier(episode, t) {
   return found && found.length ? found[0] : -1;
 }
 
-// A scale's end that one outlier does not own: the 98th percentile.
-function scaleOf(values) {
-  const sorted = values.filter(value => value !== null).map(Math.abs).sort((a, b) => a - b);
-  return sorted.length ? Math.max(sorted[Math.min(sorted.length - 1, Math.ceil(sorted.length * 0.98) - 1)], 1e-12) : 1;
+// Ends of a scale that one outlier does not own: the 5th and the 95th percentile, where there are enough values.
+function rangeOf(values) {
+  const sorted = values.filter(value => value !== null).sort((a, b) => a - b), last = sorted.length - 1;
+  if (last < 0) return [0, 1];
+  return last < 4 ? [sorted[0], sorted[last]] : [sorted[Math.ceil(last * 0.05)], sorted[Math.floor(last * 0.95)]];
 }

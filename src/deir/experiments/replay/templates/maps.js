@@ -45,7 +45,8 @@ class Maps {
   drawPanel(panel, { map, left, top, width, height, scene, start }) {
     panel.canvas.style.aspectRatio = `${width} / ${height}`;
     const { context: c, width: wide, height: high } = prepared(panel.canvas), p = colours(), s = Math.min(wide / width, high / height);
-    const values = map[panel.key], most = scaleOf(values), least = panel.key === "value" ? Math.min(...values.filter(v => v !== null)) : 0;
+    const values = map[panel.key], known = values.filter(value => value !== null), signed = panel.key === "value";
+    const [low, most] = rangeOf(known), least = signed ? low : 0;
     const share = value => (most > least ? Math.min(1, Math.max(0, (value - least) / (most - least))) : 1);
     c.fillStyle = p.floor; c.fillRect(0, 0, width * s, height * s);
     map.x.forEach((x, i) => {
@@ -56,7 +57,8 @@ class Maps {
     if (scene) cellsAt(scene, 0).forEach((code, i) => drawThing(c, code & 15, (code >> 4) & 7, (code >> 7) & 3, (i % width) * s, Math.floor(i / width) * s, s));
     c.strokeStyle = p.ink; c.lineWidth = 1.5;
     c.strokeRect((start[0] - left) * s + 1.5, (start[1] - top) * s + 1.5, s - 3, s - 3);
-    panel.told.textContent = `${least ? figure(least, 2) + " " : ""}up to ${figure(Math.max(...values.filter(v => v !== null), least), least ? 2 : 3)}`;
+    const highest = Math.max(...known);
+    panel.told.textContent = !known.length ? "nothing yet" : signed ? `${figure(Math.min(...known), 2)} up to ${figure(highest, 2)}` : `up to ${figure(highest)}`;
     if (!panel.hover) return;
     const x = Math.floor(panel.hover[0] / s) + left, y = Math.floor(panel.hover[1] / s) + top;
     const i = map.x.findIndex((other, k) => other === x && map.y[k] === y);

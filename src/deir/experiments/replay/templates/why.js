@@ -1,5 +1,7 @@
 // Why a step was novel: the figures of the reward, and the earlier observation beside the present one.
 
+const NOTHING = 1e-6;  // of the running mean: two distances that should be equal differ by their rounding
+
 class Why {
   constructor(player, root) {
     this.player = player;
@@ -57,10 +59,10 @@ class Why {
     rows.push(["intrinsic reward", reward], ["running mean", player.mean], ["paid to the policy", t ? episode.paid[t - 1] : null]);
     this.figures.replaceChildren(...rows.map(([name, value]) => element("div", { class: name === "intrinsic reward" ? "strong" : "" }, element("dt", {}, name), element("dd", {}, figure(value, 4)))));
     if (!t) this.verdict.replaceChildren("The episode begins; the first step will say what is new.");
-    else if (reward <= 0) this.verdict.replaceChildren(element("b", { class: "stale" }, "Not novel."), " ", this.reason(episode, t));
+    else if (reward <= NOTHING * Math.max(0, player.mean)) this.verdict.replaceChildren(element("b", { class: "stale" }, "Not novel."), " ", this.reason(episode, t));
     else {
       const times = player.mean > 0 ? reward / player.mean : null, above = reward >= player.mean;
-      const compared = times === null ? "" : times >= 1.05 ? `, ${figure(times, 2)} times the running mean` : times <= 0.95 ? `, ${Math.round(100 * times)}% of the running mean` : ", as much as the running mean";
+      const compared = times === null ? "" : times >= 1.05 ? `, ${figure(times, 2)} times the running mean` : times < 0.01 ? ", less than 1% of the running mean" : times <= 0.95 ? `, ${Math.round(100 * times)}% of the running mean` : ", as much as the running mean";
       this.verdict.replaceChildren(element("b", { class: above ? "novel" : "stale" }, above ? "Novel:" : "Little new:"), ` earns ${figure(reward)}${compared}.`);
     }
   }

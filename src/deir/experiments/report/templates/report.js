@@ -36,19 +36,28 @@
 
   const label = (name) => data.methods.find((method) => method.name === name).label;
 
+  const drawing = {}; // by plot, what Plotly has not finished; it goes on after the call, and must not find the plot gone
+  const empty = new Set();
+
   /** Without traces it says why there are none. */
   function draw(id, traces, look, why) {
     const place = get(id);
     if (!traces.length) {
-      Plotly.purge(place);
+      empty.add(id);
       const text = document.createElement("p");
       text.className = "empty";
       text.textContent = hidden.size === data.methods.length ? "No method is chosen." : `Nothing to show: ${why}.`;
-      place.replaceChildren(text);
+      const clear = () => {
+        if (!empty.has(id)) return;
+        Plotly.purge(place);
+        place.replaceChildren(text);
+      };
+      Promise.resolve(drawing[id]).then(clear, clear);
       return;
     }
+    empty.delete(id);
     if (place.querySelector("p.empty")) place.replaceChildren();
-    Plotly.react(place, traces, look, {
+    drawing[id] = Plotly.react(place, traces, look, {
       displaylogo: false, responsive: true, plotlyServerURL: "",
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
       toImageButtonOptions: { format: "svg", filename: id.replace("plot-", "deir-") },
@@ -70,6 +79,13 @@
       }
     }
     return [xs, ys];
+  }
+
+  /** A point without neighbours is no line: it gets a dot. */
+  function dots(values) {
+    const known = (i) => values[i] !== null && values[i] !== undefined;
+    const sizes = values.map((_, i) => (known(i) && !known(i - 1) && !known(i + 1) ? 7 : 0));
+    return sizes.some((size) => size) ? { mode: "lines+markers", marker: { size: sizes, line: { width: 0 } } } : { mode: "lines" };
   }
 
   function timeUnit(series) {
@@ -101,8 +117,9 @@
       const line = { color: color(method), dash: method.dash };
       const zorder = data.methods.length - data.methods.indexOf(method); // the first one on top
       bands.push({ x: bandX, y: bandY, name: method.name, mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: shade(color(method), 0.15), hoverinfo: "skip" });
-      lines.push({ x, y: middle, name: method.name, mode: "lines", zorder, opacity: 0.5, line: { ...line, width: 1 }, text, hovertemplate: "%{text}<extra></extra>" });
-      lines.push({ x, y: middle.map((m, i) => (one.runs[i] === one.of ? m : null)), name: method.name, mode: "lines", zorder, line: { ...line, width: method.width }, hoverinfo: "skip" });
+      lines.push({ x, y: middle, name: method.name, ...dots(middle), zorder, opacity: 0.5, line: { ...line, width: 1 }, text, hovertemplate: "%{text}<extra></extra>" });
+      const whole = middle.map((m, i) => (one.runs[i] === one.of ? m : null));
+      lines.push({ x, y: whole, name: method.name, ...dots(whole), zorder, line: { ...line, width: method.width }, hoverinfo: "skip" });
     }
     const scaled = all && metric === "return_mean";
     const quantity = scaled ? "return ÷ best return" : data.metrics[metric];
@@ -241,4 +258,5 @@
   document.querySelectorAll("#summary thead button").forEach((button) => button.addEventListener("click", () => sortRows(button)));
   for (const query of [dark, narrow]) query.addEventListener("change", drawAll);
   drawAll();
+  document.documentElement.dataset.ready = "yes";
 })();
