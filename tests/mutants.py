@@ -35,6 +35,7 @@ OUT = ROOT / ".mutants"
 TREE = OUT / "tree"
 
 ITERATE, COLLECT, REWARDS = "tests/test_iterate.py", "tests/test_collect.py", "tests/test_rewards.py"
+EXPLAIN = "tests/test_explanation.py"
 TESTS: dict[str, list[str]] = {
     "functional": ["tests/test_functional.py"],
     "episodic": ["tests/test_episodic.py", "tests/test_exploration.py"],
@@ -57,22 +58,22 @@ TESTS: dict[str, list[str]] = {
     "reward_model": ["tests/test_plug.py", ITERATE, "tests/test_run.py", "-k", "beta or saved or plainly or beside"],
     "trainer": [ITERATE, "tests/test_run.py", "-k", "plainly or resumed or beside or diverge"],
     "rewards/base": [REWARDS, ITERATE, "-k", "test_rewards or rnd"],
-    "rewards/shared": [REWARDS],
-    "rewards/deir": ["tests/test_deir.py", "tests/test_explanation.py", REWARDS, "-k", "test_deir or deir"],
-    "rewards/deir_rnd": [REWARDS, ITERATE, "-k", "deir+rnd or random_distillation"],
-    "rewards/ablations": [REWARDS, ITERATE, "-k", "no-mi or inverse or forward"],
-    "rewards/icm": [REWARDS, ITERATE, "-k", "icm or inverse"],
-    "rewards/ngu": [REWARDS, ITERATE, "-k", "ngu or random_distillation"],
-    "rewards/noveld": [REWARDS, ITERATE, "-k", "noveld or refuse"],
-    "rewards/rnd": [REWARDS, ITERATE, "-k", "rnd or normalisation"],
-    "rewards/etd": [REWARDS, ITERATE, "-k", "etd or temporal or contrastive"],
-    "rewards/e3b": [REWARDS, ITERATE, "-k", "e3b"],
-    "rewards/ride": [REWARDS, ITERATE, "-k", "ride"],
-    "rewards/re3": [REWARDS, ITERATE, "-k", "re3"],
-    "rewards/disagreement": [REWARDS, ITERATE, "-k", "disagreement or ensemble"],
-    "rewards/pseudo_counts": [REWARDS, ITERATE, "-k", "pseudo-counts"],
-    "rewards/deir_visits": [REWARDS, ITERATE, "-k", "visits"],
-    "rewards/count": [REWARDS, "-k", "count or refuse"],
+    "rewards/shared": [REWARDS, EXPLAIN],
+    "rewards/deir": ["tests/test_deir.py", EXPLAIN, REWARDS, "-k", "test_deir or deir"],
+    "rewards/deir_rnd": [REWARDS, EXPLAIN, ITERATE, "-k", "deir+rnd or random_distillation"],
+    "rewards/ablations": [REWARDS, EXPLAIN, ITERATE, "-k", "no-mi or inverse or forward"],
+    "rewards/icm": [REWARDS, EXPLAIN, ITERATE, "-k", "icm or inverse"],
+    "rewards/ngu": [REWARDS, EXPLAIN, ITERATE, "-k", "ngu or random_distillation"],
+    "rewards/noveld": [REWARDS, EXPLAIN, ITERATE, "-k", "noveld or refuse"],
+    "rewards/rnd": [REWARDS, EXPLAIN, ITERATE, "-k", "rnd or normalisation"],
+    "rewards/etd": [REWARDS, EXPLAIN, ITERATE, "-k", "etd or temporal or contrastive"],
+    "rewards/e3b": [REWARDS, EXPLAIN, ITERATE, "-k", "e3b"],
+    "rewards/ride": [REWARDS, EXPLAIN, ITERATE, "-k", "ride"],
+    "rewards/re3": [REWARDS, EXPLAIN, ITERATE, "-k", "re3"],
+    "rewards/disagreement": [REWARDS, EXPLAIN, ITERATE, "-k", "disagreement or ensemble"],
+    "rewards/pseudo_counts": [REWARDS, EXPLAIN, ITERATE, "-k", "pseudo-counts"],
+    "rewards/deir_visits": [REWARDS, EXPLAIN, ITERATE, "-k", "visits"],
+    "rewards/count": [REWARDS, EXPLAIN, "-k", "count or refuse"],
     "rewards/none": [REWARDS, ITERATE, "-k", "none"],
 }
 """The tests that belong to each module, as pytest takes them; the quickest first."""

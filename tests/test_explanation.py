@@ -42,8 +42,9 @@ def test_the_figures_of_every_method_give_its_reward(method, options, late_reset
         torch.testing.assert_close(explanation.rewards.to(rewards), rewards[:, env], rtol=1e-5, atol=1e-7)
         if "normalize_error" not in str(options):  # the loop takes errors as they are
             torch.testing.assert_close(explanation.rewards.to(naive), naive[:, env], rtol=5e-3, atol=1e-5)
+        assert not explanation.rewards.requires_grad
         for figure in explanation.figures.values():
-            assert figure.shape == rewards[:, env].shape
+            assert figure.shape == rewards[:, env].shape and not figure.requires_grad
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)

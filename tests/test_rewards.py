@@ -83,6 +83,18 @@ def test_rewards_are_finite_have_the_shape_of_the_rollout_and_skip_dummy_steps(m
         carry = carry.after_update()
 
 
+@pytest.mark.parametrize(
+    ("method", "options"), [*((name, {}) for name in METHODS), ("rnd", {"embeddings": "own"})], ids=str
+)
+def test_nothing_that_compute_gives_requires_gradients(method, options):
+    model = make(method, **options)
+    carry = model.initial_state(ENVS)
+    for rollout in itertools.islice(random_episodes(6, ENVS, 0.3, seed=1), 2):
+        rewards, carry = model.compute(rollout, carry)
+        kept = {**carry.tensors(), **vars(carry.for_update), "rewards": rewards}
+        assert not [name for name, value in kept.items() if value is not None and value.requires_grad]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_new_episode_forgets_the_one_before(method):
     """Lifelong statistics held still, what came before an episode's start cannot matter."""
