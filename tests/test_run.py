@@ -151,6 +151,18 @@ def test_where_the_model_learns_beside_the_policy():
         assert trainer.overlap.overlaps == expected, changes
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_beside_a_model_that_learns_the_next_rollout_is_collected_unless_there_is_none(threads):
+    trainer = make_trainer(small(threads=threads, steps=256 * 2))
+    assert (trainer.iteration, trainer.frames) == (0, 0)
+    trainer.iterate()
+    assert (trainer.iteration, trainer.frames) == (1, 256)
+    assert not trainer.finished and (trainer.ahead is not None) == (threads == 2)
+    trainer.iterate()
+    assert trainer.finished and trainer.ahead is None
+    trainer.close()
+
+
 def test_a_model_that_diverges_beside_the_policy_is_told_and_the_last_good_state_is_kept():
     trainer = make_trainer(small(threads=2))
     trainer.iterate()
