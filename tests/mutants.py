@@ -52,12 +52,19 @@ TESTS: dict[str, list[str]] = {
         "tests/test_vector_encoder.py",
         "tests/test_registries.py",
         "-k",
-        "test_networks and not many_kinds and not frozen or test_vector_encoder or of_several_parts or with_encoders",
+        "test_networks and not many_kinds and not frozen or test_vector_encoder"
+        " or of_several_parts or with_encoders or will_see or is_checked",
     ],
-    "ops": [OPS, "-k", "each or single or who or numbers-deir or vectors-ngu or views-etd"],
+    "ops": [OPS, "-k", "each or single or who or plain_table or numbers-deir or vectors-ngu or views-etd"],
     "optimizer": ["tests/test_optim.py", "-k", "not compiler"],
     "overlap": [RUN, "-k", "run[deir] or diverges or bit[plain]"],
-    "policy": ["tests/test_ppo.py", "tests/test_actions.py", COLLECT, "-k", "fresh or test_ppo or real or any_kind"],
+    "policy": [
+        "tests/test_ppo.py",
+        "tests/test_actions.py",
+        COLLECT,
+        "-k",
+        "fresh or free or test_ppo or real or any_kind",
+    ],
     "actions": ["tests/test_actions.py", "tests/test_ppo.py", "-k", "not runs_repeat and not minigrid"],
     "rollout": [COLLECT, "-k", "each or every or alone or kind"],
     "ppo": ["tests/test_ppo.py", ITERATE, "-k", "test_ppo or none or time_limit or each_batch"],
@@ -68,7 +75,7 @@ TESTS: dict[str, list[str]] = {
         RUN,
         "-k",
         "beta or exactly[deir] or exactly[ngu] or stands_in or update_needs or divergence_it or plainly[rnd]"
-        " or plainly[deir] or run[deir] or named",
+        " or plainly[deir] or run[deir] or named or genuine_steps or without_a_model",
     ],
     "trainer": [
         ITERATE,
@@ -76,7 +83,7 @@ TESTS: dict[str, list[str]] = {
         RUN,
         "-k",
         "plainly[deir] or plainly[none] or plainly[count] or plainly[False] or test_maps or bit[plain] or run[deir]"
-        " or unless_there or diverge or cannot_be_saved",
+        " or unless_there or hooks or diverge or cannot_be_saved",
     ],
     "rewards/base": [
         REWARDS,

@@ -106,6 +106,23 @@ def test_the_entropy_of_a_squashed_box_is_the_integral(mean: float, std: float):
     assert float(entropy) <= math.log(2) + 0.02  # nothing on (-1, 1) is wider than the uniform distribution
 
 
+def test_the_entropy_of_a_box_is_the_sum_over_its_entries():
+    mean, std = [0.3, -0.5, 4.0], [0.5, 0.8, 3.0]
+    outputs = torch.tensor([[*mean, *map(math.log, std)]])
+    entropy = BoxActions(BOX, "squashed").judge(outputs, torch.zeros(1, 3))[1]
+    free = float(D.Normal(mean[2], std[2]).entropy())  # it has no bounds
+    assert float(entropy) == pytest.approx(squashed_entropy(0.3, 0.5) + squashed_entropy(-0.5, 0.8) + free, abs=0.02)
+
+
+def test_the_free_outputs_of_a_policy_are_the_same_for_all_it_sees():
+    policy = Policy(OBSERVATION_SPACES["vector"], BOX, NetworkConfig(log_std=-0.5))
+    outputs = torch.randn(4, 2, 3)
+    expected = torch.cat([outputs, torch.full((4, 2, 3), -0.5)], -1)
+    assert torch.equal(policy.complete(outputs), expected)
+    assert torch.equal(policy.complete(outputs[0]), expected[0])
+    assert policy.device == torch.device("cpu") and policy.critic[-1].out_features == 1
+
+
 def test_a_clipped_box_is_a_normal_cut_at_its_bounds():
     kind = BoxActions(BOX, "clipped")
     outputs = outputs_of(kind)

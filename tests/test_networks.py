@@ -1,6 +1,7 @@
 """Networks: the distinct-patch path equals the plain one, shapes are the appendix's, memory resets where it should."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -269,7 +270,8 @@ def test_which_normalisation_stands_where():
     for kind, norm in (("batch", nn.BatchNorm1d), ("layer", nn.Identity), ("none", nn.Identity)):
         hidden = [nn.Linear, norm, nn.ReLU]
         assert [type(layer) for layer in head(kind, [9, 8, 7, 2])] == [*hidden, *hidden, nn.Linear]
-        assert linear_sizes(head(kind, [9, 8, 7, 2])) == [(9, 8), (8, 7), (7, 2)]
+        for widths in ([9, 2], [9, 8, 2], [9, 8, 7, 2], [9, 8, 7, 6, 2]):
+            assert linear_sizes(head(kind, widths)) == list(itertools.pairwise(widths))
 
 
 def test_layer_normalisation_keeps_the_size_of_vectors():

@@ -66,6 +66,21 @@ def test_state_round_trip_goes_on_the_same(optimizer_class):
 
 
 @BOTH
+def test_a_loaded_state_is_a_copy(optimizer_class):
+    ours, other = network(), network()
+    first, second = (optimizer_class(one, PPOConfig(), "policy") for one in (ours, other))
+    for loss in losses(ours, 2):
+        first.step(loss)
+    state = copy.deepcopy(first.state_dict())
+    second.load_state_dict(state)
+    for loss in losses(other, 2):
+        second.step(loss)
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, state[name])
+        assert not torch.equal(tensor, second.state_dict()[name])
+
+
+@BOTH
 def test_what_is_frozen_stays_and_has_no_moments(optimizer_class):
     ours = network()
     ours[0].requires_grad_(False)

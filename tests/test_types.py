@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deir.algorithm.types import ObservationTable, Rollout, Rows, Shared, concatenate, no_indices
+from deir.algorithm.types import Batch, ObservationTable, PolicyTrace, Rollout, Rows, Shared, concatenate, no_indices
 
 
 def test_rows_are_gathered_from_their_table():
@@ -17,6 +17,8 @@ def test_batches_of_one_table_are_joined_as_rows_and_others_as_tensors():
     first, second = table.rows(torch.tensor([2, 1])), table.rows(torch.tensor([0, 0, 2]))
     joined = concatenate([first, second])
     assert isinstance(joined, Rows) and joined.table is table and joined.ids.tolist() == [2, 1, 0, 0, 2]
+    alone = concatenate([second])
+    assert isinstance(alone, Rows) and alone.table is table and alone.ids.tolist() == [0, 0, 2]
     elsewhere, plain = other.rows(torch.tensor([2])), torch.tensor([[5], [6]])
     for parts, expected in [
         ([first, elsewhere], [3, 2, 9]),
@@ -66,6 +68,16 @@ def test_a_rollout_tells_its_ends_and_the_true_next_observations(width):
     assert torch.equal(rollout.ids, ids)
     assert rollout.valid_indices().tolist() == [0, 1, 2, 5]
     assert rollout.states is None and rollout.positions is None
+
+
+def test_a_batch_and_a_trace_hold_what_they_are_given_and_nothing_else():
+    rows = ObservationTable(torch.zeros(2, 1)).rows(torch.tensor([0, 1]))
+    batch, given = Batch(rows, torch.ones(2), rows, indices=torch.tensor([5, 6])), {"observations", "actions"}
+    kept = {name for name, value in vars(batch).items() if value is not None}
+    assert kept == given | {"next_observations", "indices"} and batch.indices.tolist() == [5, 6]
+    trace = PolicyTrace(*torch.arange(4.0))
+    assert [float(trace.hidden), float(trace.log_probs), float(trace.values), float(trace.next_values)] == [0, 1, 2, 3]
+    assert trace.choices is None
 
 
 def test_no_indices_can_index():
