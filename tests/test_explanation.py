@@ -8,6 +8,7 @@ import torch
 from builders import random_episodes
 from deir.algorithm.explanation import Explanation
 from deir.algorithm.rewards import METHODS
+from oracles import embed
 from reward_oracles import ORACLES, NaiveEpisodicDistance
 from test_rewards import CASES, ENVS, make
 
@@ -22,8 +23,8 @@ def told(model, rollout, env):
     return explanation
 
 
-def episodes(done_rate=0.2, late_resets=False, steps=24):
-    return next(random_episodes(steps, ENVS, done_rate, seed=5, kinds=14, late_resets=late_resets))
+def episodes(done_rate=0.2, late_resets=False, steps=24, kinds=14):
+    return next(random_episodes(steps, ENVS, done_rate, seed=5, kinds=kinds, late_resets=late_resets))
 
 
 @pytest.mark.parametrize(
@@ -99,8 +100,9 @@ def test_the_nearest_of_ngu_are_the_k_smallest_of_the_row():
 
 
 @pytest.mark.parametrize("visits", ["observation", "state"])
-def test_noveld_tells_where_an_observation_was_seen_before(visits):
-    model, rollout = make("noveld", noveld={"visits": visits}), episodes(done_rate=0.1)
+@pytest.mark.parametrize("kinds", [14, 3])
+def test_noveld_tells_where_an_observation_was_seen_before(visits, kinds):
+    model, rollout = make("noveld", noveld={"visits": visits}), episodes(done_rate=0.1, kinds=kinds)
     explanation = told(model, rollout, 2)
     begin = 0
     for t, (first, seen_at) in enumerate(
@@ -113,6 +115,14 @@ def test_noveld_tells_where_an_observation_was_seen_before(visits):
                 assert rollout.ids[seen_at, 2] == rollout.next_ids[t, 2]
         elif visits == "observation":
             assert first and rollout.next_ids[t, 2] not in rollout.ids[begin : t + 1, 2]
+
+
+def test_the_lengths_that_e3b_tells_are_those_of_the_next_embeddings():
+    model, rollout = make("e3b"), episodes()
+    for env in range(ENVS):
+        embedded = embed(model.encoder, rollout.table.distinct[rollout.next_ids[:, env]])
+        found = told(model, rollout, env).figures["|φ|²"]
+        torch.testing.assert_close(found, embedded.square().sum(1), rtol=1e-4, atol=1e-6)
 
 
 def test_a_method_that_says_nothing_explains_nothing():

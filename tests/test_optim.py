@@ -109,6 +109,16 @@ def test_what_no_loss_has_reached_has_moments_of_zero(optimizer_class):
 
 
 @BOTH
+def test_what_a_loss_no_longer_reaches_goes_on_with_its_momentum(optimizer_class):
+    layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(2)])
+    optimizer = optimizer_class(layers, PPOConfig(), "policy")
+    optimizer.step(layers[0].weight.sum())
+    before = float(layers[0].weight)
+    optimizer.step(layers[1].weight.sum())
+    assert float(layers[0].weight) < before
+
+
+@BOTH
 def test_at_most_three_spoilt_gradients_are_named(optimizer_class):
     layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(5)])
     optimizer = optimizer_class(layers, PPOConfig(), "policy")
