@@ -99,7 +99,7 @@ TESTS: dict[str, list[str]] = {
     "rewards/icm": [REWARDS, EXPLAIN, "-k", "(icm or inverse) and not falls"],
     "rewards/ngu": [REWARDS, EXPLAIN, "-k", "ngu and not falls or with_random_distillation"],
     "rewards/noveld": [REWARDS, EXPLAIN, "-k", "noveld or refuse"],
-    "rewards/rnd": [REWARDS, EXPLAIN, "-k", "(rnd or normalisation) and not falls"],
+    "rewards/rnd": [REWARDS, EXPLAIN, "-k", "(rnd or normalis) and not falls"],
     "rewards/etd": [REWARDS, EXPLAIN, "-k", "(etd or contrastive) and not falls"],
     "rewards/e3b": [REWARDS, EXPLAIN, "-k", "e3b and not falls"],
     "rewards/ride": [REWARDS, EXPLAIN, "-k", "ride and not falls"],

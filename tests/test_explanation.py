@@ -99,6 +99,14 @@ def test_the_nearest_of_ngu_are_the_k_smallest_of_the_row():
         assert compared.nearest[t].tolist() == expected + [-1] * (3 - len(expected))
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+def test_rnd_tells_whether_its_error_is_normalised(normalized):
+    explanation = told(make("rnd", rnd={"normalize_error": normalized}), episodes(), 0)
+    assert ("μ" in explanation.equation) == normalized
+    same = torch.equal(explanation.figures["prediction error"], explanation.rewards)
+    assert same != normalized
+
+
 @pytest.mark.parametrize("visits", ["observation", "state"])
 @pytest.mark.parametrize("kinds", [14, 3])
 def test_noveld_tells_where_an_observation_was_seen_before(visits, kinds):

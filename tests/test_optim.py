@@ -113,9 +113,9 @@ def test_what_a_loss_no_longer_reaches_goes_on_with_its_momentum(optimizer_class
     layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(2)])
     optimizer = optimizer_class(layers, PPOConfig(), "policy")
     optimizer.step(layers[0].weight.sum())
-    before = float(layers[0].weight)
+    before = float(layers[0].weight.detach())
     optimizer.step(layers[1].weight.sum())
-    assert float(layers[0].weight) < before
+    assert float(layers[0].weight.detach()) < before
 
 
 @BOTH

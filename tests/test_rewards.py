@@ -13,6 +13,7 @@ from deir.algorithm.networks import GridEncoder
 from deir.algorithm.quasimetric import quasimetric
 from deir.algorithm.rewards import METHODS, make_reward
 from deir.algorithm.rewards.base import Context
+from deir.algorithm.rewards.deir import Deir
 from deir.config import Config, merge
 from deir.errors import UserError
 from deir.fast.ops import FastOps
@@ -522,6 +523,10 @@ def test_the_losses_with_random_distillation():
     inverse, metrics = inverse_loss(model, *trajectories(model, *plain), batch.actions)
     distilled, more = rnd_loss(model, *read_of(model, batch))
     assert_same_loss(model, batch, (inverse + distilled, {**metrics, **more}))
+    model, batch, _ = learning("deir+rnd")
+    told, metrics = Deir.loss(model, batch)
+    distilled, more = rnd_loss(model, *read_of(model, batch))
+    assert_same_loss(model, batch, (told + distilled, {**metrics, **more}))
     model, batch, plain = learning("ngu", ngu={"lifelong": False})
     assert batch.embeddings is None
     assert_same_loss(model, batch, inverse_loss(model, *trajectories(model, *plain), batch.actions))
