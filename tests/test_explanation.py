@@ -92,8 +92,10 @@ class RecordedRows(NaiveEpisodicDistance):
 
 def test_the_nearest_of_ngu_are_the_k_smallest_of_the_row():
     model, rollout = make("ngu", ngu={"neighbours": 3}), episodes(done_rate=0.0)
-    compared = told(model, rollout, 0).compared
+    explanation = told(model, rollout, 0)
+    compared = explanation.compared
     assert compared.nearest.shape == (24, 3)
+    torch.testing.assert_close(explanation.figures["nearest dist²"].to(compared.scores), compared.scores.amin(1))
     for t, row in enumerate(compared.scores.tolist()):
         expected = sorted(range(t + 1), key=lambda i: row[i])[:3]
         assert compared.nearest[t].tolist() == expected + [-1] * (3 - len(expected))

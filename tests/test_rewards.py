@@ -139,6 +139,15 @@ def test_a_novel_observation_earns_several_times_a_repeated_one(method):
     assert rewards[seen].max() <= 1
 
 
+def test_ngu_pays_nothing_for_what_is_too_similar_to_the_episode():
+    """With every neighbour the same, the similarity is √k + c; without any it is c."""
+    model = make("ngu", ngu={"max_similarity": 2.0, "pseudo_count": 0.001})
+    same, no = 0.0, torch.inf
+    distances = torch.tensor([[[same] * 3 + [no] * 7, [same] * 5 + [no] * 5, [no] * 10]])
+    found = model.inverse_similarity(distances, torch.ones(1))
+    torch.testing.assert_close(found, torch.tensor([[1 / (3**0.5 + 0.001), 0.0, 1000.0]]))
+
+
 def test_where_nothing_repeats_first_visits_leave_deir_as_it_is_and_remember_nothing():
     model, deir = make("deir+visits"), make("deir")
     deir.load_state_dict(model.state_dict())
