@@ -509,6 +509,13 @@ def test_the_contrastive_loss_over_distinct_observations_is_that_of_the_batch(tr
 
 
 @pytest.mark.parametrize("features", ["random", "inverse"])
+def test_only_an_inverse_model_shapes_the_features_of_the_ensemble(features):
+    model = make("disagreement", disagreement={"features": features})
+    assert (model.inverse_model is not None) == (features == "inverse")
+    assert all(p.requires_grad == (features == "inverse") for p in model.encoder.parameters())
+
+
+@pytest.mark.parametrize("features", ["random", "inverse"])
 def test_the_loss_of_the_ensemble(features):
     model, batch, (_, now, then) = learning("disagreement", disagreement={"features": features})
     assert len({tuple(rows.tolist()) for rows in batch.draws}) == 5
