@@ -97,6 +97,16 @@ def test_nothing_that_compute_gives_requires_gradients(method, options):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_a_rollout_of_dummy_steps_alone_earns_nothing_and_spoils_nothing(method):
+    model = make(method)
+    empty, after = itertools.islice(random_episodes(2, ENVS, 0.0, seed=1), 2)
+    empty = replace(empty, valid=torch.zeros_like(empty.valid))
+    rewards, carry = model.compute(empty, model.initial_state(ENVS))
+    assert torch.equal(rewards, torch.zeros(2, ENVS))
+    assert model.compute(after, carry.after_update())[0].isfinite().all()
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_new_episode_forgets_the_one_before(method):
     """Lifelong statistics held still, what came before an episode's start cannot matter."""
     still = {"rnd": {"error_momentum": 1.0}, "ngu": {"distance_momentum": 1.0}}
