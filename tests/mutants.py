@@ -86,7 +86,12 @@ TESTS: dict[str, list[str]] = {
         "plainly[deir] or plainly[none] or plainly[count] or plainly[False] or test_maps or bit[plain] or run[deir]"
         " or unless_there or hooks or diverge or cannot_be_saved",
     ],
-    "rewards/base": [REWARDS, "-k", "refuse or hold and ngu or goes_on or requires and deir"],
+    "rewards/base": [
+        REWARDS,
+        EXPLAIN,
+        "-k",
+        "refuse or hold and ngu or goes_on or requires and deir or figures and e3b",
+    ],
     "rewards/shared": [
         EXPLAIN,
         REWARDS,
