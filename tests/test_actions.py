@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import distributions as D
 
 import deir
-from deir.algorithm.actions import BoxActions, DiscreteActions, MultiDiscreteActions, actions_of
+from deir.algorithm.actions import BoxActions, DiscreteActions, MultiDiscreteActions, actions_of, gumbel_noise
 from deir.algorithm.policy import Policy
 from deir.config import NetworkConfig
 from deir.envs import make_envs
@@ -106,6 +106,23 @@ def test_the_entropy_of_a_squashed_box_is_the_integral(mean: float, std: float):
     assert float(entropy) <= math.log(2) + 0.02  # nothing on (-1, 1) is wider than the uniform distribution
 
 
+def test_the_entropy_of_a_box_is_the_sum_over_its_entries():
+    mean, std = [0.3, -0.5, 4.0], [0.5, 0.8, 3.0]
+    outputs = torch.tensor([[*mean, *map(math.log, std)]])
+    entropy = BoxActions(BOX, "squashed").judge(outputs, torch.zeros(1, 3))[1]
+    free = float(D.Normal(mean[2], std[2]).entropy())  # it has no bounds
+    assert float(entropy) == pytest.approx(squashed_entropy(0.3, 0.5) + squashed_entropy(-0.5, 0.8) + free, abs=0.02)
+
+
+def test_the_free_outputs_of_a_policy_are_the_same_for_all_it_sees():
+    policy = Policy(OBSERVATION_SPACES["vector"], BOX, NetworkConfig(log_std=-0.5))
+    outputs = torch.randn(4, 2, 3)
+    expected = torch.cat([outputs, torch.full((4, 2, 3), -0.5)], -1)
+    assert torch.equal(policy.complete(outputs), expected)
+    assert torch.equal(policy.complete(outputs[0]), expected[0])
+    assert policy.device == torch.device("cpu") and policy.critic[-1].out_features == 1
+
+
 def test_a_clipped_box_is_a_normal_cut_at_its_bounds():
     kind = BoxActions(BOX, "clipped")
     outputs = outputs_of(kind)
@@ -145,9 +162,79 @@ def test_inverse_losses_equal_naive_ones():
     assert float(box.inverse_loss(torch.from_numpy(guess), torch.from_numpy(taken))[0]) == pytest.approx(squared)
 
 
-def test_an_unknown_action_space_is_told():
+KINDS = {
+    "discrete": DiscreteActions(5),
+    "multi": MultiDiscreteActions([2, 3, 4]),
+    "squashed": BoxActions(BOX, "squashed"),
+    "clipped": BoxActions(BOX, "clipped"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_any_leading_dimensions_are_those_of_a_batch(kind: Any):
+    flat = outputs_of(kind, 8)
+    outputs = flat.view(4, 2, -1)
+    noise = kind.noise((4, 2), torch.Generator().manual_seed(0))
+    assert noise.shape == (4, 2, kind.outputs)
+    choices = kind.choose(outputs, noise)
+    assert choices.shape == (4, 2, *kind.shape)
+    assert torch.equal(choices, kind.sample(outputs, torch.Generator().manual_seed(0)))
+    assert torch.equal(choices.flatten(0, 1), kind.choose(flat, noise.flatten(0, 1)))
+    assert torch.equal(kind.mode(outputs).flatten(0, 1), kind.mode(flat))
+    for found, expected in zip(kind.judge(outputs, choices), kind.judge(flat, choices.flatten(0, 1)), strict=True):
+        assert found.shape == (4, 2)
+        torch.testing.assert_close(found.flatten(), expected)
+    actions = kind.taken(choices)
+    vectors = kind.vector(actions)
+    assert vectors.shape == (4, 2, kind.width)
+    assert torch.equal(vectors.flatten(0, 1), kind.vector(actions.flatten(0, 1)))
+
+
+def test_the_noise_of_a_choice_is_finite_whatever_is_drawn(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.tensor([0.0, 0.5, 1.0]))
+    noise = gumbel_noise((3,), torch.Generator())
+    assert noise.isfinite().all() and float(noise[1]) == pytest.approx(-math.log(math.log(2)))
+
+
+def test_the_deviation_of_a_gaussian_has_limits():
+    outputs = torch.tensor([[1.0, -9.0], [1.0, 0.5], [1.0, 9.0]])
+    choices = BoxActions(spaces.Box(-1, 1, (1,)), "clipped").choose(outputs, torch.ones(3, 1))[:, 0]
+    torch.testing.assert_close(choices, 1 + torch.tensor([-5.0, 0.5, 2.0]).exp())
+
+
+@pytest.mark.parametrize("policy", ["squashed", "clipped"])
+def test_entries_of_a_box_without_two_bounds_are_taken_as_they_are_within_what_there_is(policy: Any):
+    low, high = [1.0, -np.inf, 0.0, 2.0], [1.0, 3.0, np.inf, 4.0]  # the first can only be 1
+    kind = BoxActions(spaces.Box(np.array(low, np.float32), np.array(high, np.float32)), policy)
+    taken = kind.taken(torch.tensor([[0.5, 0.5, 0.5, 0.0], [7.0, 7.0, 7.0, 7.0], [-7.0, -7.0, -7.0, -7.0]]))
+    expected = torch.tensor([[1.0, 0.5, 0.5, 3.0], [1.0, 3.0, 7.0, 4.0], [1.0, -7.0, 0.0, 2.0]])
+    torch.testing.assert_close(taken, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(kind.vector(expected)[:, :3], expected[:, :3])
+
+
+def test_the_kind_of_actions_of_each_space():
+    assert actions_of(spaces.Discrete(4)).outputs == 4
+    multi, binary = actions_of(spaces.MultiDiscrete([3, 2])), actions_of(spaces.MultiBinary(3))
+    assert isinstance(multi, MultiDiscreteActions) and multi.sizes == [3, 2] and multi.shape == (2,)
+    assert isinstance(binary, MultiDiscreteActions) and binary.sizes == [2, 2, 2]
+    for options, squashed in (((), True), (("squashed",), True), (("clipped",), False)):
+        box = actions_of(BOX, *options)
+        assert isinstance(box, BoxActions) and box.squashed is squashed and box.outputs == box.free == box.width == 3
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict(a=spaces.Discrete(2)),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.MultiBinary((2, 2)),
+        spaces.Box(-1, 1, (2, 2)),
+    ],
+    ids=str,
+)
+def test_an_unknown_action_space_is_told(space: Any):
     with pytest.raises(UserError, match=r"Discrete, MultiDiscrete, MultiBinary or Box"):
-        actions_of(spaces.Dict(a=spaces.Discrete(2)))
+        actions_of(space)
 
 
 def tiny(**changes: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from builders import random_episodes
 from deir.algorithm.explanation import Explanation
 from deir.algorithm.rewards import METHODS
+from oracles import embed
 from reward_oracles import ORACLES, NaiveEpisodicDistance
 from test_rewards import CASES, ENVS, make
 
@@ -22,8 +23,8 @@ def told(model, rollout, env):
     return explanation
 
 
-def episodes(done_rate=0.2, late_resets=False, steps=24):
-    return next(random_episodes(steps, ENVS, done_rate, seed=5, kinds=14, late_resets=late_resets))
+def episodes(done_rate=0.2, late_resets=False, steps=24, kinds=14):
+    return next(random_episodes(steps, ENVS, done_rate, seed=5, kinds=kinds, late_resets=late_resets))
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,9 @@ def test_the_figures_of_every_method_give_its_reward(method, options, late_reset
         torch.testing.assert_close(explanation.rewards.to(rewards), rewards[:, env], rtol=1e-5, atol=1e-7)
         if "normalize_error" not in str(options):  # the loop takes errors as they are
             torch.testing.assert_close(explanation.rewards.to(naive), naive[:, env], rtol=5e-3, atol=1e-5)
+        assert not explanation.rewards.requires_grad
         for figure in explanation.figures.values():
-            assert figure.shape == rewards[:, env].shape
+            assert figure.shape == rewards[:, env].shape and not figure.requires_grad
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -90,16 +92,27 @@ class RecordedRows(NaiveEpisodicDistance):
 
 def test_the_nearest_of_ngu_are_the_k_smallest_of_the_row():
     model, rollout = make("ngu", ngu={"neighbours": 3}), episodes(done_rate=0.0)
-    compared = told(model, rollout, 0).compared
+    explanation = told(model, rollout, 0)
+    compared = explanation.compared
     assert compared.nearest.shape == (24, 3)
+    torch.testing.assert_close(explanation.figures["nearest dist²"].to(compared.scores), compared.scores.amin(1))
     for t, row in enumerate(compared.scores.tolist()):
         expected = sorted(range(t + 1), key=lambda i: row[i])[:3]
         assert compared.nearest[t].tolist() == expected + [-1] * (3 - len(expected))
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+def test_rnd_tells_whether_its_error_is_normalised(normalized):
+    explanation = told(make("rnd", rnd={"normalize_error": normalized}), episodes(), 0)
+    assert ("μ" in explanation.equation) == normalized
+    same = torch.equal(explanation.figures["prediction error"], explanation.rewards)
+    assert same != normalized
+
+
 @pytest.mark.parametrize("visits", ["observation", "state"])
-def test_noveld_tells_where_an_observation_was_seen_before(visits):
-    model, rollout = make("noveld", noveld={"visits": visits}), episodes(done_rate=0.1)
+@pytest.mark.parametrize("kinds", [14, 3])
+def test_noveld_tells_where_an_observation_was_seen_before(visits, kinds):
+    model, rollout = make("noveld", noveld={"visits": visits}), episodes(done_rate=0.1, kinds=kinds)
     explanation = told(model, rollout, 2)
     begin = 0
     for t, (first, seen_at) in enumerate(
@@ -112,6 +125,14 @@ def test_noveld_tells_where_an_observation_was_seen_before(visits):
                 assert rollout.ids[seen_at, 2] == rollout.next_ids[t, 2]
         elif visits == "observation":
             assert first and rollout.next_ids[t, 2] not in rollout.ids[begin : t + 1, 2]
+
+
+def test_the_lengths_that_e3b_tells_are_those_of_the_next_embeddings():
+    model, rollout = make("e3b"), episodes()
+    for env in range(ENVS):
+        embedded = embed(model.encoder, rollout.table.distinct[rollout.next_ids[:, env]])
+        found = told(model, rollout, env).figures["|φ|²"]
+        torch.testing.assert_close(found, embedded.square().sum(1), rtol=1e-4, atol=1e-6)
 
 
 def test_a_method_that_says_nothing_explains_nothing():

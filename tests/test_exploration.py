@@ -1,5 +1,6 @@
 """Exploration efficiency and visits against a naive loop; lifelong counts against a dictionary."""
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -10,7 +11,7 @@ import torch
 from builders import random_episodes
 from deir.algorithm.memory import LifelongCounts
 from deir.algorithm.metrics import ExplorationStatistics
-from deir.algorithm.visits import first_visits, no_visits, observation_keys
+from deir.algorithm.visits import first_visits, no_visits, observation_keys, visit_counts
 
 
 class NaiveExploration:
@@ -52,11 +53,17 @@ def test_efficiency_equals_a_naive_loop_across_rollouts_and_a_checkpoint(late_re
 
 
 def test_without_states_there_is_no_efficiency():
-    import dataclasses
-
     rollout = next(random_episodes(5, 2, 0.1, seed=0))
     figures = ExplorationStatistics(2).update(dataclasses.replace(rollout, states=None))
     assert figures == {"episodic_efficiency": None, "lifelong_efficiency": None}
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_efficiency_is_by_the_genuine_steps_however_few(steps):
+    rollout = next(random_episodes(1, 2, 0.0, seed=0))
+    rollout = dataclasses.replace(rollout, valid=torch.tensor([[steps > 0, False]]))
+    expected = {"episodic_efficiency": float(steps), "lifelong_efficiency": float(steps)}
+    assert ExplorationStatistics(2).update(rollout) == expected
 
 
 def test_forgetting_running_episodes_keeps_the_lifetime():
@@ -95,17 +102,20 @@ def test_observation_keys_tell_observations_apart_whatever_their_type():
 
 
 @pytest.mark.parametrize("late_resets", [False, True])
-def test_first_visits_of_next_observations_equal_a_naive_loop(late_resets):
-    envs, history = 3, no_visits(3)
-    seen = [set() for _ in range(envs)]
-    rollouts = random_episodes(7, envs, 0.2, seed=8, kinds=9, late_resets=late_resets)
-    for rollout in itertools.islice(rollouts, 5):
+@pytest.mark.parametrize(("steps", "kinds", "count"), [(7, 9, 5), (3, 4, 20)])
+def test_visits_of_next_observations_equal_a_naive_loop(late_resets, steps, kinds, count):
+    envs, history, counted = 3, no_visits(3), no_visits(3)
+    seen = [[] for _ in range(envs)]
+    rollouts = random_episodes(steps, envs, 0.2, seed=8, kinds=kinds, late_resets=late_resets)
+    for rollout in itertools.islice(rollouts, count):
         keys = observation_keys(rollout.table.distinct)
         now, then = keys[rollout.ids[:-1]], keys[rollout.next_ids]
         first, history = first_visits(history, now, then, rollout.starts, including_now=True)
-        for t in range(7):
+        counts, counted = visit_counts(counted, now, then, rollout.starts)
+        for t in range(steps):
             for n in range(envs):
                 if rollout.starts[t, n]:
-                    seen[n] = set()
-                seen[n].add(int(now[t, n]))
-                assert bool(first[t, n]) == (int(then[t, n]) not in seen[n])
+                    seen[n] = []
+                seen[n].append(int(now[t, n]))
+                visits = seen[n].count(int(then[t, n]))
+                assert int(counts[t, n]) == visits and bool(first[t, n]) == (visits == 0)

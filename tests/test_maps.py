@@ -62,6 +62,17 @@ def test_a_resumed_run_writes_the_same_maps(tmp_path):
     assert expected and (whole / "maps.png").stat().st_size > 5000
 
 
+def test_a_run_goes_on_with_maps_or_without_them_whatever_it_was_saved_with():
+    mapped, plain, fresh = (make_trainer(configure({**TINY, "maps": maps})) for maps in (True, False, True))
+    mapped.iterate()
+    plain.load_state_dict(mapped.state_dict())
+    assert mapped.maps.visits.sum() == 256 and plain.maps is None
+    fresh.load_state_dict(plain.state_dict())
+    assert fresh.maps.visits.size == 0 and fresh.frames == 256
+    for trainer in (mapped, plain, fresh):
+        trainer.close()
+
+
 def test_a_task_without_a_grid_says_so():
-    with pytest.raises(UserError, match=r"maps.*CartPole-v1 does not tell"):
+    with pytest.raises(UserError, match=r"maps: got True.*CartPole-v1 does not tell"):
         make_trainer(configure({"env": {"id": "CartPole-v1", "n_envs": 2}, "maps": True, "threads": 1}))

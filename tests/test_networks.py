@@ -1,6 +1,7 @@
 """Networks: the distinct-patch path equals the plain one, shapes are the appendix's, memory resets where it should."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -9,13 +10,17 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
 
-from deir.algorithm.layers import MapNorm, head
+from deir.algorithm.layers import MapNorm, head, norm_image, norm_vector
 from deir.algorithm.networks import (
+    ConvEncoder,
+    FlatEncoder,
     GridEncoder,
+    ImpalaEncoder,
     PartsEncoder,
     RunningNorm,
     VectorEncoder,
     encoder_kind,
+    grid_padding,
     make_encoder,
 )
 from deir.algorithm.ops import PlainOps
@@ -23,6 +28,7 @@ from deir.algorithm.policy import Policy
 from deir.algorithm.types import Shared
 from deir.config import NetworkConfig
 from deir.envs.spaces import PackedBox
+from deir.errors import UserError
 from deir.fast.acting import ActingOnRepeats, FrozenPolicy
 from deir.fast.gru import gru_scan
 from deir.fast.ops import FastOps
@@ -104,12 +110,102 @@ def test_image_encoders_have_the_shapes_of_appendix_a5():
     assert linear_sizes(head("batch", [135, 128, 128, 1])) == [(135, 128), (128, 128), (128, 1)]
 
 
+def plain_grid(weights, x, padding):
+    for layer in range(3):
+        x = F.relu(F.conv2d(x, next(weights), next(weights), padding=padding if layer == 0 else 0))
+    return x
+
+
+def plain_dqn(weights, x):
+    for stride in (4, 2, 1):
+        x = F.relu(F.conv2d(x, next(weights), next(weights), stride))
+    return x
+
+
+def plain_impala(weights, x):
+    def conv(x):
+        return F.conv2d(x, next(weights), next(weights), padding=1)
+
+    for _ in range(3):
+        x = F.max_pool2d(conv(x), 3, 2, 1)
+        for _ in range(2):
+            x = x + conv(F.relu(conv(F.relu(x))))
+    return F.relu(x)
+
+
+@pytest.mark.parametrize(
+    ("cls", "shape", "plain"),
+    [
+        (GridEncoder, (6, 5, 3), lambda weights, x: plain_grid(weights, x, 0)),
+        (GridEncoder, (5, 3, 3), lambda weights, x: plain_grid(weights, x, 1)),
+        (ConvEncoder, (53, 60, 2), plain_dqn),
+        (ImpalaEncoder, (13, 22, 3), plain_impala),
+    ],
+)
+def test_encoders_without_normalisation_are_their_layers_written_out(cls, shape, plain):
+    torch.manual_seed(0)
+    encoder = cls(shape, 8, "none")
+    for images in (torch.randint(0, 256, (4, *shape), dtype=torch.uint8), torch.randn(4, *shape)):
+        weights, x = iter(encoder.parameters()), images.permute(0, 3, 1, 2).float()
+        if images.dtype == torch.uint8 and cls is not GridEncoder:
+            x = x / 255
+        x = plain(weights, x).flatten(1)
+        expected = F.relu(F.linear(x, next(weights), next(weights)))
+        assert next(weights, None) is None and (expected > 0).any()
+        torch.testing.assert_close(encoder(images), expected)
+    for norm in ("batch", "layer"):  # one that is of another shape than its maps refuses them
+        assert cls(shape, 8, norm)(images).shape == (4, 8)
+
+
+def test_the_kernels_of_the_image_encoders():
+    def kernels(encoder):
+        return [tuple(p.shape) for p in encoder.parameters() if p.ndim == 4]
+
+    assert kernels(ConvEncoder((64, 64, 3), 8, "none")) == [(32, 3, 8, 8), (64, 32, 4, 4), (64, 64, 4, 4)]
+    widths = [(16, 3), *[(16, 16)] * 4, (32, 16), *[(32, 32)] * 4, (32, 32), *[(32, 32)] * 4]
+    assert kernels(ImpalaEncoder((64, 64, 3), 8, "none")) == [(*pair, 3, 3) for pair in widths]
+    assert kernels(GridEncoder((7, 7, 3), 8, "none")) == [(32, 3, 2, 2), (64, 32, 2, 2), (64, 64, 2, 2)]
+
+
+def test_views_are_padded_where_three_convolutions_would_leave_nothing():
+    found = {shape: grid_padding((*shape, 3)) for shape in [(3, 7), (7, 3), (2, 2), (4, 4), (4, 9), (9, 4), (7, 7)]}
+    assert found == {(3, 7): 1, (7, 3): 1, (2, 2): 1, (4, 4): 0, (4, 9): 0, (9, 4): 0, (7, 7): 0}
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((44, 44, 1), True), ((43, 60, 1), False), ((60, 43, 1), False)])
+def test_an_image_too_small_for_the_dqn_network_is_told(shape, fits):
+    if fits:
+        ConvEncoder(shape, 8, "none")
+    else:
+        with pytest.raises(UserError, match=f"at least 44x44, got {shape[0]}x{shape[1]}"):
+            ConvEncoder(shape, 8, "none")
+
+
+def test_vectors_are_normalised_unless_they_are_one_hot_and_views_flattened():
+    numbers, one_hot, view = (
+        spaces.Box(0, 9, shape, dtype) for shape, dtype in [((5,), np.float32), ((5,), np.uint8), ((3, 3, 2), np.uint8)]
+    )
+    for norm, first in (("batch", nn.BatchNorm1d), ("layer", RunningNorm), ("none", RunningNorm)):
+        made = make_encoder("mlp", numbers, 8, norm)
+        assert type(made) is VectorEncoder and type(made.body[0]) is first
+        assert linear_sizes(made) == [(5, 8), (8, 8)]
+    made = make_encoder("mlp", one_hot, 8, "batch")
+    assert type(made) is VectorEncoder and type(made.body[0]) is nn.Identity
+    made = make_encoder("mlp", view, 8, "batch")
+    assert type(made) is FlatEncoder and linear_sizes(made) == [(18, 8), (8, 8)]
+    assert type(made.body[0]) is nn.BatchNorm1d
+
+
 @pytest.mark.parametrize(
     ("shape", "policy", "model"),
     [
         ((2, 3, 1), "grid", "grid"),
         ((20, 20, 3), "grid", "grid"),
+        ((35, 35, 3), "grid", "grid"),
+        ((35, 36, 3), "impala", "impala"),
         ((36, 36, 1), "impala", "impala"),  # too narrow for the DQN network
+        ((43, 90, 1), "impala", "impala"),
+        ((90, 43, 1), "impala", "impala"),
         ((20, 60, 3), "impala", "impala"),
         ((44, 44, 1), "impala", "dqn"),
         ((84, 84, 4), "impala", "dqn"),
@@ -133,9 +229,16 @@ def test_running_norm_is_by_the_moments_of_all_it_was_trained_on():
     everything = torch.cat(batches)
     torch.testing.assert_close(norm.mean, everything.mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(norm.variance, everything.var(0, unbiased=False), rtol=1e-3, atol=1e-8)
+    expected = (batches[-1] - everything.mean(0)) / everything.std(0, unbiased=False)
+    torch.testing.assert_close(out[:, 1:], expected[:, 1:], rtol=1e-3, atol=1e-3)
     norm.eval()
     torch.testing.assert_close(norm(batches[-1]), out)
-    assert float(norm(torch.full((1, 3), 1e9)).max()) == 10
+    assert float(norm.count) == 125
+    assert norm(torch.full((1, 3), 1e9)).tolist() == [[10.0] * 3]
+    assert norm(torch.full((1, 3), -1e9)).tolist() == [[-10.0] * 3]
+    still = RunningNorm(1)
+    still(torch.zeros(5, 1))
+    assert float(still.eval()(torch.tensor([[2e-4]]))) == pytest.approx(2)  # √1e-8 stands for no deviation
 
 
 def test_map_norm_is_layer_normalisation_in_either_order_of_memory():
@@ -154,6 +257,21 @@ def test_map_norm_is_layer_normalisation_in_either_order_of_memory():
         wanted = torch.autograd.grad((expected * slope).sum(), [maps, *theirs.parameters()])
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_which_normalisation_stands_where():
+    images = {kind: norm_image(kind, (4, 5, 3)) for kind in ("batch", "layer", "none")}
+    assert type(images["batch"]) is nn.BatchNorm2d and images["batch"].num_features == 4
+    assert type(images["layer"]) is MapNorm and images["layer"].normalized_shape == (4, 5, 3)
+    vectors = {kind: norm_vector(kind, 4) for kind in ("batch", "layer", "none")}
+    assert type(vectors["batch"]) is nn.BatchNorm1d and vectors["batch"].num_features == 4
+    assert type(vectors["layer"]) is nn.LayerNorm and vectors["layer"].normalized_shape == (4,)
+    assert type(images["none"]) is type(vectors["none"]) is nn.Identity
+    for kind, norm in (("batch", nn.BatchNorm1d), ("layer", nn.Identity), ("none", nn.Identity)):
+        hidden = [nn.Linear, norm, nn.ReLU]
+        assert [type(layer) for layer in head(kind, [9, 8, 7, 2])] == [*hidden, *hidden, nn.Linear]
+        for widths in ([9, 2], [9, 8, 2], [9, 8, 7, 2], [9, 8, 7, 6, 2]):
+            assert linear_sizes(head(kind, widths)) == list(itertools.pairwise(widths))
 
 
 def test_layer_normalisation_keeps_the_size_of_vectors():

@@ -220,6 +220,14 @@ def test_single_precision_too():
         assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-3)
 
 
+def test_the_plain_table_has_each_view_once_or_each_observation_as_it_is():
+    observations = torch.tensor([[[3]], [[1]], [[3]]])
+    table, names = PlainOps().tabulate(observations, True)
+    assert table.distinct.tolist() == [[[1]], [[3]]] and names.tolist() == [1, 0, 1]
+    table, names = PlainOps().tabulate(observations, False)
+    assert table.distinct is observations and names.tolist() == [0, 1, 2]
+
+
 def test_who_is_chosen():
     assert isinstance(make_ops(configure({})), FastOps)
     assert not isinstance(make_ops(configure({"ops": "plain"})), FastOps)

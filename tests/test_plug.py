@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,15 @@ from gymnasium.vector import AutoresetMode
 
 import deir
 from builders import ACTIONS, SPACE, random_episodes
-from deir.algorithm.reward_model import RewardScale
+from deir.algorithm.ops import PlainOps
+from deir.algorithm.reward_model import RewardModel, RewardScale
 from deir.algorithm.rewards import METHODS
 from deir.errors import TrainingDiverged, UserError
+from deir.fast.ops import FastOps
 from deir.plugin.reward import Reward
 from deir.runs.run import configure
 from deir.runs.training import make_trainer
-from small import MODEL
+from small import MODEL, small
 
 T, N = 12, 3
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
@@ -201,6 +204,29 @@ def test_without_its_last_observation_the_end_of_an_episode_earns_nothing():
     assert reward.model.rollout.valid.numpy().sum() == (~ended).sum()
     both = made().compute(**arrays(rollout, "dense")), made().compute(**arrays(rollout, "mapping"))
     assert np.array_equal(*both) and both[0][ended].any()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_a_model_learns_from_two_genuine_steps_or_more(steps):
+    """Batch normalisation needs two."""
+    config = configure(small(env={"n_envs": N}))
+    model = RewardModel(config, SPACE, ACTIONS)
+    assert type(model.ops) is PlainOps
+    rollout = next(random_episodes(1, N, 0.0, seed=5))
+    assert model.update() == {}
+    before = copy.deepcopy(model.reward.state_dict())
+    model.compute(replace(rollout, valid=torch.arange(N)[None] < steps), 0.0)
+    assert ("model_loss" in model.update()) == (steps > 1)
+    changed = [name for name, tensor in model.reward.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert bool(changed) == (steps > 1)
+
+
+def test_a_method_without_a_model_learns_nothing():
+    ops = FastOps()
+    model = RewardModel(configure(small(env={"n_envs": N}, method="none")), SPACE, ACTIONS, ops)
+    assert model.ops is ops
+    model.compute(next(random_episodes(T, N, 0.0, seed=5)), 0.0)
+    assert model.update() == {}
 
 
 def test_beta_and_normalisation_are_options():

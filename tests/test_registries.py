@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import nn
 
 import deir
-from deir.algorithm.networks import ENCODERS, Encoder, GridEncoder, encoder_kind, make_encoder
+from deir.algorithm.networks import ENCODERS, Encoder, GridEncoder, check_encoder, encoder_kind, make_encoder
 from deir.envs import BACKENDS
 from deir.envs.base import Backend, EnvStep
 from deir.envs.spaces import PackedBox
@@ -133,6 +133,25 @@ def test_an_encoder_of_images_takes_the_images_of_several_parts(own):
     assert kind == "mine+mlp"
     made = make_encoder(kind, parts, 6, "none")
     assert made(torch.from_numpy(np.stack([parts.sample() for _ in range(3)]))).shape == (3, 6)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_an_encoder_is_tried_with_observations_of_the_type_it_will_see(own, dtype):
+    class Looking(Flat):
+        def forward(self, observations):
+            self.seen = observations.dtype
+            return super().forward(observations)
+
+    deir.register_encoder("mine", Looking)
+    made = make_encoder("mine", spaces.Box(0, 1, (4, 4, 3), np.dtype(dtype)), 6, "none")
+    assert made.seen == getattr(torch, dtype) and made.training
+
+
+def test_the_name_of_an_encoder_is_checked_unless_one_is_to_be_chosen():
+    check_encoder("network.encoder", "auto")
+    check_encoder("network.encoder", "dqn")
+    with pytest.raises(UserError, match="unknown name 'gird'"):
+        check_encoder("network.encoder", "gird")
 
 
 def test_mistakes_with_encoders_are_told(own):

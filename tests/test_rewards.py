@@ -13,6 +13,7 @@ from deir.algorithm.networks import GridEncoder
 from deir.algorithm.quasimetric import quasimetric
 from deir.algorithm.rewards import METHODS, make_reward
 from deir.algorithm.rewards.base import Context
+from deir.algorithm.rewards.deir import Deir
 from deir.config import Config, merge
 from deir.errors import UserError
 from deir.fast.ops import FastOps
@@ -83,6 +84,28 @@ def test_rewards_are_finite_have_the_shape_of_the_rollout_and_skip_dummy_steps(m
         carry = carry.after_update()
 
 
+@pytest.mark.parametrize(
+    ("method", "options"), [*((name, {}) for name in METHODS), ("rnd", {"embeddings": "own"})], ids=str
+)
+def test_nothing_that_compute_gives_requires_gradients(method, options):
+    model = make(method, **options)
+    carry = model.initial_state(ENVS)
+    for rollout in itertools.islice(random_episodes(6, ENVS, 0.3, seed=1), 2):
+        rewards, carry = model.compute(rollout, carry)
+        kept = {**carry.tensors(), **vars(carry.for_update), "rewards": rewards}
+        assert not [name for name, value in kept.items() if value is not None and value.requires_grad]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rollout_of_dummy_steps_alone_earns_nothing_and_spoils_nothing(method):
+    model = make(method)
+    empty, after = itertools.islice(random_episodes(2, ENVS, 0.0, seed=1), 2)
+    empty = replace(empty, valid=torch.zeros_like(empty.valid))
+    rewards, carry = model.compute(empty, model.initial_state(ENVS))
+    assert torch.equal(rewards, torch.zeros(2, ENVS))
+    assert model.compute(after, carry.after_update())[0].isfinite().all()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_new_episode_forgets_the_one_before(method):
     """Lifelong statistics held still, what came before an episode's start cannot matter."""
@@ -124,6 +147,15 @@ def test_a_novel_observation_earns_several_times_a_repeated_one(method):
     seen = torch.tensor([[rollout.ids[t + 1, n] in rollout.ids[: t + 1, n] for n in range(2)] for t in range(40)])
     assert rewards[~seen].min() > 2 * rewards[seen].max()
     assert rewards[seen].max() <= 1
+
+
+def test_ngu_pays_nothing_for_what_is_too_similar_to_the_episode():
+    """With every neighbour the same, the similarity is √k + c; without any it is c."""
+    model = make("ngu", ngu={"max_similarity": 2.0, "pseudo_count": 0.001})
+    same, no = 0.0, torch.inf
+    distances = torch.tensor([[[same] * 3 + [no] * 7, [same] * 5 + [no] * 5, [no] * 10]])
+    found = model.inverse_similarity(distances, torch.ones(1))
+    torch.testing.assert_close(found, torch.tensor([[1 / (3**0.5 + 0.001), 0.0, 1000.0]]))
 
 
 def test_where_nothing_repeats_first_visits_leave_deir_as_it_is_and_remember_nothing():
@@ -487,6 +519,13 @@ def test_the_contrastive_loss_over_distinct_observations_is_that_of_the_batch(tr
 
 
 @pytest.mark.parametrize("features", ["random", "inverse"])
+def test_only_an_inverse_model_shapes_the_features_of_the_ensemble(features):
+    model = make("disagreement", disagreement={"features": features})
+    assert (model.inverse_model is not None) == (features == "inverse")
+    assert all(p.requires_grad == (features == "inverse") for p in model.encoder.parameters())
+
+
+@pytest.mark.parametrize("features", ["random", "inverse"])
 def test_the_loss_of_the_ensemble(features):
     model, batch, (_, now, then) = learning("disagreement", disagreement={"features": features})
     assert len({tuple(rows.tolist()) for rows in batch.draws}) == 5
@@ -510,6 +549,10 @@ def test_the_losses_with_random_distillation():
     inverse, metrics = inverse_loss(model, *trajectories(model, *plain), batch.actions)
     distilled, more = rnd_loss(model, *read_of(model, batch))
     assert_same_loss(model, batch, (inverse + distilled, {**metrics, **more}))
+    model, batch, _ = learning("deir+rnd")
+    told, metrics = Deir.loss(model, batch)
+    distilled, more = rnd_loss(model, *read_of(model, batch))
+    assert_same_loss(model, batch, (told + distilled, {**metrics, **more}))
     model, batch, plain = learning("ngu", ngu={"lifelong": False})
     assert batch.embeddings is None
     assert_same_loss(model, batch, inverse_loss(model, *trajectories(model, *plain), batch.actions))

@@ -151,6 +151,34 @@ def test_where_the_model_learns_beside_the_policy():
         assert trainer.overlap.overlaps == expected, changes
 
 
+def test_hooks_see_each_rollout_before_it_is_rewarded():
+    config, seen = small(), []
+    made = make_trainer(config)
+
+    def hook(rollout, model):
+        seen.append((rollout, model, model.rollout is rollout))
+
+    trainer = Trainer(config, made.envs, made.policy, made.model, hooks=[hook])
+    for _ in range(2):
+        trainer.iterate()
+    trainer.close()
+    assert [(model, rewarded) for _, model, rewarded in seen] == [(made.model, False)] * 2
+    assert seen[0][0] is not seen[1][0] and not trainer.overlap.overlaps
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_beside_a_model_that_learns_the_next_rollout_is_collected_unless_there_is_none(threads):
+    trainer = make_trainer(small(threads=threads, steps=256 * 2))
+    assert (trainer.iteration, trainer.frames) == (0, 0)
+    trainer.iterate()
+    assert (trainer.iteration, trainer.frames) == (1, 256)
+    assert not trainer.finished and (trainer.ahead is not None) == (threads == 2)
+    row = trainer.iterate()
+    assert trainer.finished and trainer.ahead is None
+    assert (row["seconds_env"] == 0) == (row["seconds_forward"] == 0) == (threads == 2)  # none was left to collect
+    trainer.close()
+
+
 def test_a_model_that_diverges_beside_the_policy_is_told_and_the_last_good_state_is_kept():
     trainer = make_trainer(small(threads=2))
     trainer.iterate()

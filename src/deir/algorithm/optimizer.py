@@ -22,8 +22,11 @@ class ClippedAdam:
         """One clipped step; a loss or gradient that is not finite stops the run before it can spoil the parameters."""
         self.adam.zero_grad(set_to_none=False)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
-        if not torch.isfinite(loss + norm):
+        if not torch.isfinite(loss):
+            diverged(self.network, self.name, loss)
+        try:
+            nn.utils.clip_grad_norm_(self.parameters, self.max_norm, error_if_nonfinite=True)
+        except RuntimeError:  # raised before it scales anything, so that the gradients that are sound still are
             diverged(self.network, self.name, loss)
         self.adam.step()
 

@@ -46,7 +46,8 @@ class Disagreement(TrajectoryModel):
         self.eval()
         embeddings = embed_table(self.ops, self.encoder, rollout.table)  # [U, F]
         if self.inverse_model is None:
-            self.scale.follow(embeddings[rollout.next_ids[rollout.valid]])
+            if rollout.valid.any():  # nothing has no moments
+                self.scale.follow(embeddings[rollout.next_ids[rollout.valid]])
             embeddings = self.scale(embeddings)
         now = embeddings[rollout.ids[:-1].flatten()]  # [T*N, F]
         read = torch.cat([now, self.actions.vector(rollout.actions.flatten(0, 1))], 1)

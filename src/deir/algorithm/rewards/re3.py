@@ -21,7 +21,6 @@ class Re3(IntrinsicReward):
         self.neighbours = context.config.reward.re3.neighbours
         self.encoder = model_encoder(context, context.config.network.features).requires_grad_(False)
 
-    @torch.no_grad()
     def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
         embeddings = embed_table(self.ops, self.encoder, rollout.table)  # [U, F]
         used, names, counts = rollout.next_ids[rollout.valid].unique(return_inverse=True, return_counts=True)
@@ -43,7 +42,7 @@ class Re3(IntrinsicReward):
         rollout with fewer than k others the farthest stands for the k-th.
         """
         rare = counts <= self.neighbours
-        queries, keys = rows[rare], rows.repeat_interleave(counts.clamp(max=self.neighbours + 1), 0)  # [r, F], [S, F]
+        queries, keys = rows[rare], rows.repeat_interleave(counts.clamp(max=self.neighbours), 0)  # [r, F], [S, F]
         first = torch.zeros(len(queries), 1, dtype=torch.int64, device=rows.device)
         last = torch.full((len(queries),), len(keys) - 1, device=rows.device)
         k = min(self.neighbours + 1, len(keys))  # the nearest of all is the row itself

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from deir.algorithm.explanation import Explanation
@@ -18,7 +17,6 @@ class Rnd(IntrinsicReward):
         super().__init__(context)
         self.rnd = RandomDistillation(context)
 
-    @torch.no_grad()
     def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
         errors, for_update = self.rnd.errors(rollout)  # [U]
         rewards = self.rnd.normalized(errors, rollout)[rollout.next_ids] * rollout.valid
