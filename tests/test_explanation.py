@@ -114,17 +114,26 @@ def test_rnd_tells_whether_its_error_is_normalised(normalized):
 def test_noveld_tells_where_an_observation_was_seen_before(visits, kinds):
     model, rollout = make("noveld", noveld={"visits": visits}), episodes(done_rate=0.1, kinds=kinds)
     explanation = told(model, rollout, 2)
-    begin = 0
+    compared, begin, places = explanation.compared, 0, set()
+    assert compared.scores.shape == (24, 24) and compared.scores.isinf().all()  # there is nothing to weigh
     for t, (first, seen_at) in enumerate(
-        zip(explanation.figures["first visit"], explanation.compared.nearest[:, 0].tolist(), strict=True)
+        zip(explanation.figures["first visit"], compared.nearest[:, 0].tolist(), strict=True)
     ):
         begin = t if rollout.starts[t, 2] else begin
-        if seen_at >= 0:
+        if visits == "observation":
+            earlier = [i for i in range(begin, t + 1) if rollout.ids[i, 2] == rollout.next_ids[t, 2]]
+            assert seen_at == (earlier[0] if earlier else -1) and first == (not earlier)
+            places.add("now" if seen_at == t else "before" if earlier else "never")
+        elif seen_at >= 0:
             assert begin <= seen_at <= t and not first
-            if visits == "observation":
-                assert rollout.ids[seen_at, 2] == rollout.next_ids[t, 2]
-        elif visits == "observation":
-            assert first and rollout.next_ids[t, 2] not in rollout.ids[begin : t + 1, 2]
+    assert kinds == 14 or visits == "state" or places == {"now", "before", "never"}
+
+
+def test_noveld_never_pays_for_what_is_less_novel():
+    model, rollout = make("noveld", noveld={"alpha": 1.5}), episodes()
+    explanation = told(model, rollout, 1)
+    gain = explanation.figures["novelty now"] - 1.5 * explanation.figures["novelty before"]
+    assert (gain[explanation.figures["first visit"]] < 0).any() and (explanation.rewards >= 0).all()
 
 
 def test_the_lengths_that_e3b_tells_are_those_of_the_next_embeddings():

@@ -26,7 +26,6 @@ class Noveld(Rnd):
     def initial_state(self, n_envs: int) -> RewardState:
         return RewardState(history=no_visits(n_envs, next(self.parameters()).device))
 
-    @torch.no_grad()
     def compute(self, rollout: Rollout, state: RewardState) -> tuple[Tensor, RewardState]:
         then, now, for_update = self.novelties(rollout)
         gain = then - self.options.alpha * now  # [T, N]
@@ -40,7 +39,6 @@ class Noveld(Rnd):
         novelty = self.rnd.normalized(errors.sqrt(), rollout)  # [U]
         return novelty[rollout.next_ids], novelty[rollout.ids[:-1]], for_update
 
-    @torch.no_grad()
     def explain(self, rollout: Rollout, env: int) -> Explanation:
         """Both novelties, and the step at which o_{t+1} was seen before, if it was."""
         then, now, _ = self.novelties(rollout)
