@@ -58,7 +58,7 @@ TESTS: dict[str, list[str]] = {
     ],
     "ops": [OPS, "-k", "each or single or who or plain_table or numbers-deir or vectors-ngu or views-etd"],
     "optimizer": ["tests/test_optim.py", "-k", "not compiler"],
-    "overlap": [RUN, "-k", "run[deir] or diverges or bit[plain]"],
+    "overlap": [RUN, "-k", "run[deir] or diverges or bit[plain] or beside_a_model"],
     "policy": [
         "tests/test_ppo.py",
         "tests/test_actions.py",
@@ -96,12 +96,12 @@ TESTS: dict[str, list[str]] = {
         EXPLAIN,
         REWARDS,
         "-k",
-        "figures and (icm or rnd or ngu) or refuse or requires or losses or distillation or policys or normalisation"
+        "figures and (icm or rnd or ngu) or refuse or requires or losses or distillation or policys or normalisation or wide"
         " or goes_on and ngu or loop and 0.2 and (icm or ngu)",
     ],
     "rewards/deir": ["tests/test_deir.py", EXPLAIN, REWARDS, "-k", "test_deir or deir"],
     "rewards/deir_rnd": [EXPLAIN, REWARDS, "-k", "deir+rnd or with_random_distillation"],
-    "rewards/ablations": [EXPLAIN, REWARDS, "-k", "no-mi or inverse or forward"],
+    "rewards/ablations": [EXPLAIN, REWARDS, "-k", "no-mi or inverse or forward or ablations"],
     "rewards/icm": [EXPLAIN, REWARDS, "-k", "(icm or inverse) and not falls"],
     "rewards/ngu": [EXPLAIN, REWARDS, "-k", "ngu and not falls or with_random_distillation"],
     "rewards/noveld": [EXPLAIN, REWARDS, "-k", "noveld or refuse"],

@@ -1,10 +1,13 @@
 """Visit and intrinsic-reward maps against a plain loop, from real runs and through a checkpoint."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import deir
+from builders import walk
 from deir.algorithm.maps import ExplorationMaps
 from deir.algorithm.metrics import Timer
 from deir.errors import UserError
@@ -76,3 +79,14 @@ def test_a_run_goes_on_with_maps_or_without_them_whatever_it_was_saved_with():
 def test_a_task_without_a_grid_says_so():
     with pytest.raises(UserError, match=r"maps: got True.*CartPole-v1 does not tell"):
         make_trainer(configure({"env": {"id": "CartPole-v1", "n_envs": 2}, "maps": True, "threads": 1}))
+
+
+def test_maps_grow_to_the_largest_cell_and_keep_what_they_hold():
+    maps = ExplorationMaps()
+    for cells in ([[0, 0], [4, 1]], [[2, 2], [1, 0]]):  # columns and rows: 2 x 5 cells, then 3 x 5
+        rollout = walk(1, 1)
+        maps.update(replace(rollout, positions=torch.tensor(cells)[:, None]), torch.full((1, 1), 0.5))
+        held = {name: array.copy() for name, array in maps.arrays().items()}
+        assert held["visits"].shape == ((2, 5) if cells[0] == [0, 0] else (3, 5))
+    assert np.argwhere(held["visits"]).tolist() == [[0, 0], [2, 2]]
+    assert np.argwhere(held["arrivals"]).tolist() == [[0, 1], [1, 4]] and held["intrinsic"][1, 4] == 0.5

@@ -556,3 +556,38 @@ def test_the_losses_with_random_distillation():
     model, batch, plain = learning("ngu", ngu={"lifelong": False})
     assert batch.embeddings is None
     assert_same_loss(model, batch, inverse_loss(model, *trajectories(model, *plain), batch.actions))
+
+
+def test_the_ablations_of_figure_6_leave_out_what_they_say():
+    parts = {method: make(method) for method in ("deir", "deir-no-mi", "deir-no-rnn-no-mi")}
+    compared = {name: set(model.initial_state(ENVS).history.rows) for name, model in parts.items()}
+    assert compared == {"deir": {"obs", "traj"}, "deir-no-mi": {"obs"}, "deir-no-rnn-no-mi": {"obs"}}
+    assert {name: model.gru is not None for name, model in parts.items()} == {
+        "deir": True, "deir-no-mi": True, "deir-no-rnn-no-mi": False,
+    }  # fmt: skip
+
+
+def test_trajectory_embeddings_are_as_wide_as_the_memory_or_without_one_as_the_features():
+    config = merge(resolve(merge(Config(), {"method": "deir"})), {"network": {"features": 8, "hidden": 12}})
+    widths = {}
+    for method in ("ngu", "icm", "e3b", "ride"):
+        model = make_reward(Context(SPACE, ACTIONS, merge(config, {"method": method}), FastOps(), encoder_of(8)))
+        widths[method] = model.width, model.gru is not None
+    assert widths == {method: (12, True) if has else (8, False) for method, (_, has) in widths.items()}
+    assert {has for _, has in widths.values()} == {True, False}
+
+
+def encoder_of(features):
+    return GridEncoder((7, 7, 3), features, "batch").eval()
+
+
+@pytest.mark.parametrize("embeddings", ["policy", "own"])
+def test_the_target_of_random_distillation_is_wide_and_never_learns(embeddings):
+    distillation = make("rnd", embeddings=embeddings).rnd
+    mlp = Config().network.mlp
+    assert distillation.target[0].out_features == distillation.predictor[0].out_features == 2 * mlp
+    assert distillation.target[-1].out_features == distillation.predictor[-1].out_features == mlp
+    learning = {name.split(".")[0] for name, parameter in distillation.named_parameters() if parameter.requires_grad}
+    assert learning == {"predictor"} | ({"encoder"} if embeddings == "own" else set())
+    assert distillation.train() is distillation and distillation.predictor.training
+    assert not any(fixed.training for fixed in distillation.fixed())
