@@ -96,8 +96,8 @@ TESTS: dict[str, list[str]] = {
         EXPLAIN,
         REWARDS,
         "-k",
-        "figures and (icm or rnd or ngu) or refuse or requires or losses or distillation or policys or normalisation or wide"
-        " or goes_on and ngu or loop and 0.2 and (icm or ngu)",
+        "figures and (icm or rnd or ngu) or refuse or requires or losses or distillation or policys or normalisation"
+        " or wide or goes_on and ngu or loop and 0.2 and (icm or ngu)",
     ],
     "rewards/deir": ["tests/test_deir.py", EXPLAIN, REWARDS, "-k", "test_deir or deir"],
     "rewards/deir_rnd": [EXPLAIN, REWARDS, "-k", "deir+rnd or with_random_distillation"],
