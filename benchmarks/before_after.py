@@ -28,9 +28,10 @@ def checked_out(revision: str, folder: Path) -> Path:
 
 def frames_per_second(tree: Path, out: Path, words: list[str]) -> float:
     command = [sys.executable, "-m", "deir.cli", "train", *words, "--out", str(out)]
-    subprocess.run(
-        command, cwd=out.parent, env={**os.environ, "PYTHONPATH": str(tree / "src")}, check=True, capture_output=True
-    )
+    own = {"PYTHONPATH": str(tree / "src"), "DEIR_CACHE": f"{tree}-cache"}  # revisions may keep layouts differently
+    done = subprocess.run(command, cwd=out.parent, env={**os.environ, **own}, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
     with next(out.rglob("progress.csv")).open() as file:
         rows = list(csv.DictReader(file))
     first, last = rows[SKIPPED - 1], rows[-1]
