@@ -28,7 +28,7 @@ def episodic_min_quasimetric(
     repeated: Tensor,  # [T, N] bool: some key is known to equal the query, so that the distance is 0
 ) -> Tensor:
     """min_i d(key_i, query_t) over the rows i of the episode, 0 without any.   [T, N]"""
-    found = torch.full_like(queries[..., 0], torch.inf)
+    found = queries.new_full(queries.shape[:2], torch.inf)
     for n in range(queries.shape[1]):
         for rows in torch.arange(len(queries), device=queries.device).split(CHUNK):
             distances = quasimetric(keys[:, n], queries[rows, n]).T  # [t, S]
