@@ -19,14 +19,15 @@ from deir.algorithm.episodic import episodic_min_ratio, episodic_nearest
 from deir.algorithm.layers import Head
 from deir.algorithm.networks import Encoder
 from deir.algorithm.optimizer import ClippedAdam
-from deir.algorithm.ppo import ppo_loss
+from deir.algorithm.ppo import MeanMetrics, ppo_loss
 from deir.algorithm.quasimetric import episodic_min_quasimetric, quasimetric
-from deir.algorithm.types import ObservationTable, Rows, Shared
+from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, Rows, Shared
 from deir.config import PPOConfig
 
 if TYPE_CHECKING:
     from deir.algorithm.actions import Actions
     from deir.algorithm.policy import Policy
+    from deir.algorithm.rewards.base import IntrinsicReward
 
 
 class Optimizer(Protocol):
@@ -137,6 +138,14 @@ class Ops(Protocol):
 
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer: ...
 
+    def train_policy(
+        self, policy: Policy, optimizer: Optimizer, batches: Iterable[PolicyBatch], config: PPOConfig
+    ) -> Metrics:
+        """A gradient step of PPO for each batch; gives the means of its metrics."""
+
+    def train_model(self, reward: IntrinsicReward, optimizer: Optimizer, batches: Iterable[Batch]) -> Metrics:
+        """A gradient step of the reward's own loss for each batch; gives the means of its metrics."""
+
     def undisturbed(self) -> AbstractContextManager[None]:
         """Around an iteration of training."""
 
@@ -203,6 +212,28 @@ class PlainOps:
 
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer:
         return ClippedAdam(network, config, name)
+
+    def train_policy(
+        self, policy: Policy, optimizer: Optimizer, batches: Iterable[PolicyBatch], config: PPOConfig
+    ) -> Metrics:
+        collected = MeanMetrics()
+        for batch in batches:
+            outputs, values, _ = policy(batch.rows, batch.hidden)
+            loss, metrics = self.ppo_loss(
+                outputs, values, batch.choices, batch.old_log_probs, batch.old_values, batch.advantages, batch.returns,
+                config, policy.actions,
+            )  # fmt: skip
+            optimizer.step(loss)
+            collected.add(metrics)
+        return collected.mean()
+
+    def train_model(self, reward: IntrinsicReward, optimizer: Optimizer, batches: Iterable[Batch]) -> Metrics:
+        collected = MeanMetrics()
+        for batch in batches:
+            loss, metrics = reward.loss(batch)
+            optimizer.step(loss)
+            collected.add({"model_loss": loss, **metrics})
+        return collected.mean()
 
     def undisturbed(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from deir.algorithm.actions import Actions, DiscreteActions
 from deir.algorithm.functional import EmaMoments, explained_variance, gae, minibatches
-from deir.algorithm.types import Metrics, PolicyTrace, Rollout
+from deir.algorithm.types import Metrics, PolicyBatch, PolicyTrace, Rollout
 from deir.config import PPOConfig
 
 if TYPE_CHECKING:
+    from deir.algorithm.ops import Optimizer
     from deir.algorithm.policy import Policy
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -70,7 +71,7 @@ def ppo_loss(
 
 def update_policy(
     policy: Policy,
-    gradient_step: Callable[[Tensor], None],
+    optimizer: Optimizer,
     rollout: Rollout,
     trace: PolicyTrace,
     advantages: Tensor,  # [T, N] normalised
@@ -81,23 +82,24 @@ def update_policy(
     policy.train()
     choices = rollout.actions if trace.choices is None else trace.choices
     steps = (rollout.ids[:-1], trace.hidden, choices, trace.log_probs, trace.values, advantages, returns)
-    flat = [x.flatten(0, 1) for x in steps]
-    collected = MeanMetrics()
+    batches = policy_batches(rollout, [x.flatten(0, 1) for x in steps], config, generator)
+    metrics, valid = policy.ops.train_policy(policy, optimizer, batches, config), rollout.valid
+    return {**metrics, "explained_variance": explained_variance(trace.values[valid], returns[valid])}
+
+
+def policy_batches(
+    rollout: Rollout, steps: list[Tensor], config: PPOConfig, generator: torch.Generator
+) -> Iterator[PolicyBatch]:
+    """The rollout's genuine steps, shuffled anew each epoch. steps: [T*N, …], the fields of a batch in their order"""
     for _ in range(config.epochs):
         parts = minibatches(rollout.valid_indices(), config.minibatch_size, generator)
         order, sizes = torch.cat(parts), [len(part) for part in parts]
-        shuffled = (x.index_select(0, order).split(sizes) for x in flat)
-        for ids, hidden, drawn, old_log_probs, old_values, advantage, target in zip(*shuffled, strict=True):
-            outputs, values, _ = policy(rollout.table.rows(ids), hidden)
+        for ids, *others, advantages, returns in zip(
+            *(x.index_select(0, order).split(sizes) for x in steps), strict=True
+        ):
             if config.advantage_norm == "minibatch":
-                advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-            loss, metrics = policy.ops.ppo_loss(
-                outputs, values, drawn, old_log_probs, old_values, advantage, target, config, policy.actions
-            )
-            gradient_step(loss)
-            collected.add(metrics)
-    valid = rollout.valid
-    return {**collected.mean(), "explained_variance": explained_variance(trace.values[valid], returns[valid])}
+                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            yield PolicyBatch(rollout.table.rows(ids), *others, advantages, returns)
 
 
 class MeanMetrics:

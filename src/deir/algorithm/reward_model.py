@@ -11,7 +11,6 @@ from torch import Tensor
 from deir.algorithm.functional import moments
 from deir.algorithm.networks import Encoder, encoder_kind, make_encoder
 from deir.algorithm.ops import Ops, PlainOps
-from deir.algorithm.ppo import MeanMetrics
 from deir.algorithm.rewards import make_reward
 from deir.algorithm.rewards.base import Context
 from deir.algorithm.types import Metrics, Rollout
@@ -79,22 +78,19 @@ class RewardModel:
 
     def update(self) -> Metrics:
         """Learns from the rollout just computed."""
-        config, collected, rollout = self.config.reward, MeanMetrics(), self.rollout
+        config, rollout = self.config.reward, self.rollout
+        metrics: Metrics = {}
         enough = rollout is not None and len(rollout.valid_indices()) > 1  # batch normalisation needs two
         if self.optimizer is not None and rollout is not None and enough:
             self.reward.train()
             with self.ops.undisturbed():
-                self._learn(rollout, config, collected)
+                batches = self.reward.batches(
+                    rollout, self.state, config.epochs, config.minibatch_size, self.generator
+                )
+                metrics = self.ops.train_model(self.reward, self.optimizer, batches)
             check_finite(self.reward, "reward model")
         self.state, self.rollout = self.state.after_update(), None
-        return collected.mean()
-
-    def _learn(self, rollout: Rollout, config: RewardConfig, collected: MeanMetrics) -> None:
-        assert self.optimizer is not None
-        for batch in self.reward.batches(rollout, self.state, config.epochs, config.minibatch_size, self.generator):
-            loss, metrics = self.reward.loss(batch)
-            self.optimizer.step(loss)
-            collected.add({"model_loss": loss, **metrics})
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -97,7 +97,7 @@ class Trainer:
             advantages = normalized_advantages(advantages, rollout.valid, self.config.ppo, self.advantage_moments)
         with timer("policy_update"):
             policy_metrics = update_policy(
-                self.policy, self.optimizer.step, rollout, trace, advantages, returns,
+                self.policy, self.optimizer, rollout, trace, advantages, returns,
                 self.config.ppo, self.generators["policy"],
             )  # fmt: skip
             check_finite(self.policy, "policy")

@@ -113,6 +113,19 @@ class PolicyTrace:
 
 
 @dataclass(frozen=True)
+class PolicyBatch:
+    """B steps for one gradient step of the policy."""
+
+    rows: Rows  # [B, *obs]
+    hidden: Tensor  # [B, H] the memory before each
+    choices: Tensor  # [B, …]
+    old_log_probs: Tensor  # [B]
+    old_values: Tensor  # [B]
+    advantages: Tensor  # [B] normalised
+    returns: Tensor  # [B]
+
+
+@dataclass(frozen=True)
 class Batch:
     """B transitions for one gradient step of a reward model."""
 

@@ -15,9 +15,11 @@ from deir.algorithm.layers import Head
 from deir.algorithm.networks import Encoder, GridEncoder, PartsEncoder, VectorEncoder
 from deir.algorithm.ops import Acting, Optimizer, PlainOps
 from deir.algorithm.policy import Policy
-from deir.algorithm.types import ObservationTable, Rows, Shared
+from deir.algorithm.rewards.base import IntrinsicReward
+from deir.algorithm.rewards.deir import Deir
+from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, Rows, Shared
 from deir.config import PPOConfig
-from deir.fast import gru, patches, planning, quasimetric, tiles
+from deir.fast import gru, patches, planning, quasimetric, tiles, updates
 from deir.fast.acting import ActingOnAnything, ActingOnRepeats
 from deir.fast.allocator import collecting_later
 from deir.fast.arrays import arrays_of
@@ -131,6 +133,22 @@ class FastOps(PlainOps):
 
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer:
         return FlatAdam(network, config, name)
+
+    def train_policy(
+        self, policy: Policy, optimizer: Optimizer, batches: Iterable[PolicyBatch], config: PPOConfig
+    ) -> Metrics:
+        whole = list(batches)
+        if whole and isinstance(optimizer, FlatAdam) and updates.trains_policy(policy, whole[0].rows.table, optimizer):
+            return updates.means(updates.train_policy(policy, optimizer, whole, config))
+        return super().train_policy(policy, optimizer, whole, config)
+
+    def train_model(self, reward: IntrinsicReward, optimizer: Optimizer, batches: Iterable[Batch]) -> Metrics:
+        whole = list(batches)
+        table = whole[0].observations.table
+        if isinstance(reward, Deir) and isinstance(optimizer, FlatAdam):
+            if updates.trains_model(reward, table, optimizer):
+                return updates.means(updates.train_discriminator(reward, optimizer, whole))
+        return super().train_model(reward, optimizer, whole)
 
     def undisturbed(self) -> AbstractContextManager[None]:
         return collecting_later()

@@ -86,6 +86,38 @@ def occurring_places(
 
 
 @compiled
+def occurring_slots(
+    pairs: Array,  # [U, positions] the pair of a position and a patch that each observation has at each position
+    rows: Array,  # [u] the observations that occur
+    patches: Array,  # [Q] of each pair
+    bounds: Array,  # [positions+1] where the pairs of each position begin
+    below: Array,  # new names of patches
+) -> tuple[Array, Array, Array]:
+    """The pairs that occur, one slot each, ordered by position.
+
+    Gives where the slots of each position begin [positions+1], the patch in each slot [S], and the slots of each row
+    [u, positions].
+    """
+    positions = pairs.shape[1]
+    slots, begins = np.full(len(patches), -1, np.int64), np.zeros(positions + 1, np.int64)
+    for u in range(len(rows)):
+        for pair in pairs[rows[u]]:
+            slots[pair] = 0
+    placed, of_rows, slot = np.empty(len(patches), np.int64), np.empty((len(rows), positions), np.int64), 0
+    for position in range(positions):
+        for pair in range(bounds[position], bounds[position + 1]):
+            if slots[pair] == 0:
+                slots[pair] = slot
+                placed[slot] = below[patches[pair]]
+                slot += 1
+        begins[position + 1] = slot
+    for u in range(len(rows)):
+        for position, pair in enumerate(pairs[rows[u]]):
+            of_rows[u, position] = slots[pair]
+    return begins, placed[:slot].copy(), of_rows
+
+
+@compiled
 def rows_differ(storage: Array, slots: Array, table: Array, ids: Array) -> Array:
     """Whether storage[slots[b]] and table[ids[b]] differ anywhere. storage: [S, K], table: [U, K] -> [B] bool"""
     differs = np.zeros(len(slots), np.bool_)

@@ -31,6 +31,7 @@ _threads = 1  # of the run
 _parties = 1  # at work
 _own = 1  # of PyTorch's operations, in each party
 _several = False  # PyTorch has had several threads in this process
+_running: list[Callable[[], None]] = []  # work that threads may join
 _forked = False  # PyTorch has had several threads in a process that this one is a fork of
 
 
@@ -100,7 +101,9 @@ def another_party() -> Iterator[None]:
 @contextmanager
 def one_party_less() -> Iterator[None]:
     """While this party waits for the other one."""
-    yield from _parties_changed(-1)
+    with contextmanager(_parties_changed)(-1):
+        _reinforce()
+        yield
 
 
 def _parties_changed(by: int) -> Iterator[None]:
@@ -154,6 +157,32 @@ def share_out(job: Callable[[int], None], count: int) -> None:
         limit_threads(before)
 
 
+def join_in(work: Callable[[], None]) -> None:
+    """Does work that any number of threads may join at any time; it returns when all of it is done.
+
+    A thread that comes late finds nothing to do, so nobody waits for it. It is asked for when the work begins, and when
+    a party begins to wait for another.
+    """
+    _running.append(work)
+    before = limit_threads(1)
+    try:
+        _reinforce()
+        work()
+    finally:
+        limit_threads(before)
+        _running.remove(work)
+
+
+def _reinforce() -> None:
+    """Asks a thread for each core that no party uses."""
+    with _lock:
+        spare = max(1, _threads // max(1, _parties)) - 1
+        running = _running[-1] if _running else None
+    if running is not None:
+        for _ in range(spare):
+            _pool(_threads).submit(running)
+
+
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "deir", initializer=_compute_with, initargs=(1,))
@@ -162,6 +191,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def _after_fork() -> None:
     global _lock, _parties, _forked
     _pool.cache_clear()
+    _running.clear()
     _lock, _parties, _forked = Lock(), 1, _forked or _several
 
 

@@ -1,0 +1,152 @@
+"""Writes programs for `machine.run`, and runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from deir.compiled import Array
+from deir.fast import machine
+from deir.fast.addresses import address_of_yield
+from deir.fast.blas import product
+from deir.fast.threads import join_in
+
+WIDE = 32  # columns of a job at least, where there are as many
+ROWS = 4  # jobs of a large product
+SETTINGS = 6
+
+
+class Register(int):
+    """A column of the table: a number or an address that may differ from batch to batch."""
+
+
+Operand = Register | int  # an int stands for itself
+
+
+@dataclass
+class Program:
+    dtype: Any  # PyTorch's, of all numbers
+    operations: list[tuple[int, ...]] = field(default_factory=list)
+    settings: list[tuple[float, ...]] = field(default_factory=list)
+    registers: int = 0
+    constants: dict[int, Register] = field(default_factory=dict)
+    names: dict[str, Register] = field(default_factory=dict)
+    derived: list[Callable[[Array], None]] = field(default_factory=list)  # what fills the other columns, in turn
+    reached: set[int] = field(default_factory=set)  # addresses of gradients that others may join
+    kept: list[Any] = field(default_factory=list)  # alive as long as the program
+
+    @property
+    def kind(self) -> Any:
+        """NumPy's type of all numbers."""
+        return np.float32 if self.dtype.itemsize == 4 else np.float64
+
+    def _register(self) -> Register:
+        self.registers += 1
+        return Register(self.registers - 1)
+
+    def given(self, name: str) -> Register:
+        """What each batch gives under this name."""
+        if name not in self.names:
+            self.names[name] = self._register()
+        return self.names[name]
+
+    def plus(self, base: Operand, register: Register, factor: int) -> Register:
+        """base + register * factor"""
+        result = self._register()
+
+        def fill(table: Array) -> None:
+            begin = table[:, base] if isinstance(base, Register) else base
+            table[:, result] = begin + table[:, register] * factor
+
+        self.derived.append(fill)
+        return result
+
+    def buffer(self, rows: Operand, columns: int, kind: Any = None) -> Register:
+        """The address of a matrix that lives as long as the program, large enough for every batch."""
+        result = self._register()
+
+        def fill(table: Array) -> None:
+            most = int(table[:, rows].max()) if isinstance(rows, Register) else rows
+            self.kept.append(np.empty(max(1, most * columns), kind or self.kind))
+            table[:, result] = self.kept[-1].ctypes.data
+
+        self.derived.append(fill)
+        return result
+
+    def at(self, tensor: Tensor | None) -> int:
+        """The address of a tensor, 0 of none."""
+        if tensor is None:
+            return 0
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def emit(self, code: int, jobs: int, *operands: Operand, settings: Sequence[float] = ()) -> None:
+        self.operations.append((code, jobs, *(self._of(operand) for operand in operands)))
+        self.settings.append(tuple(settings))
+
+    def _of(self, operand: Operand) -> int:
+        if isinstance(operand, Register):
+            return operand
+        if operand not in self.constants:
+            self.constants[operand] = self._register()
+        return self.constants[operand]
+
+    def product(
+        self,
+        c: Operand,
+        a: Operand,
+        b: Operand,
+        sizes: tuple[Operand, Operand, Operand],  # m, n, k
+        flip: str = "",  # a, b: of the transposed
+        joins: bool = False,
+        apart: tuple[Operand | None, ...] = (None, None, None),  # rows of a, b and c, if not next to each other
+        jobs: int = ROWS,
+    ) -> None:
+        """c [m, n] = a b, or c + a b."""
+        m, n, k = sizes
+        lda = apart[0] if apart[0] is not None else m if "a" in flip else k
+        ldb = apart[1] if apart[1] is not None else k if "b" in flip else n
+        ldc = apart[2] if apart[2] is not None else n
+        size = self.dtype.itemsize
+        self.emit(
+            machine.PRODUCT, jobs, c, ldc, a, lda, int("a" in flip), b, ldb, int("b" in flip), m, n, k, int(joins),
+            settings=(size,),
+        )  # fmt: skip
+
+    def run(self, batches: Sequence[dict[str, int]]) -> bool:
+        """One step for each batch; False if a gradient was not finite, after which nothing more was done."""
+        table = np.empty((len(batches), self.registers), np.int64)
+        for value, register in self.constants.items():
+            table[:, register] = value
+        for name, register in self.names.items():
+            table[:, register] = [batch[name] for batch in batches]
+        for fill in self.derived:
+            fill(table)
+        code = np.zeros((len(self.operations), 2 + machine.OPERANDS), np.int64)
+        settings = np.zeros((len(self.operations), SETTINGS))
+        for op, (operation, numbers) in enumerate(zip(self.operations, self.settings, strict=True)):
+            code[op, : len(operation)] = operation
+            settings[op, : len(numbers)] = numbers
+        counters = np.zeros(2 * len(batches) * len(code) + 1, np.int64)
+        gemm = product(self.dtype)
+        given = code, settings, table, counters, np.array([0, 1], self.kind), gemm, address_of_yield()
+
+        def work(kept: Any = self.kept) -> None:
+            machine.run(*given)
+
+        join_in(work)
+        return not counters[-1]
+
+
+def columns(width: int) -> int:
+    """Jobs of an operation that is divided by columns."""
+    return max(2, width // WIDE) if width >= WIDE else 1
+
+
+def address(array: Array) -> int:
+    return int(array.ctypes.data)
+
