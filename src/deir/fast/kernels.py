@@ -114,6 +114,97 @@ def normalise_gradient(
 
 
 @compiled
+def moments_of_rows(x: Array, parts: Array, lo: int, hi: int) -> None:
+    """Mean and Σ(x - mean)² of the rows lo … hi. x: [P, C], parts: [2, C]"""
+    mean, squares, width = parts[0], parts[1], x.shape[1]
+    parts[:] = 0
+    for p in range(lo, hi):
+        row = x[p]
+        for c in range(width):
+            mean[c] += row[c]
+    mean /= x.dtype.type(max(1, hi - lo))
+    for p in range(lo, hi):
+        row = x[p]
+        for c in range(width):
+            squares[c] += (row[c] - mean[c]) * (row[c] - mean[c])
+
+
+@compiled
+def normalise_rows(
+    x: Array,  # [P, C]
+    parts: Array,  # [jobs, 2, C] of `moments_of_rows`
+    gain: Array,  # [C]
+    shift: Array,  # [C]
+    eps: float,
+    out: Array,  # [P, C]
+    normal: Array,  # [P, C]
+    moments: Array,  # [3, C] mean, (biased) variance, 1/σ; written by the first job
+    job: int,
+) -> None:
+    """`normalise` of rows that stand for themselves, and a ReLU. Of the rows of a job."""
+    (count, width), jobs, number = x.shape, len(parts), x.dtype.type
+    mean, squares = parts[0, 0].copy(), parts[0, 1].copy()
+    for other in range(1, jobs):
+        before, after = count * other // jobs, count * (other + 1) // jobs
+        if after > before:
+            for c in range(width):
+                change = parts[other, 0, c] - mean[c]
+                squares[c] += parts[other, 1, c] + change * change * number(before * (after - before) / after)
+                mean[c] += change * number((after - before) / after)
+    inverse = np.empty(width, x.dtype)
+    for c in range(width):
+        squares[c] /= number(count)
+        inverse[c] = number(1) / np.sqrt(squares[c] + number(eps))
+    if job == 0:
+        moments[0], moments[1], moments[2] = mean, squares, inverse
+    zero = number(0)
+    for p in range(count * job // jobs, count * (job + 1) // jobs):
+        row, y, result = x[p], normal[p], out[p]
+        for c in range(width):
+            y[c] = (row[c] - mean[c]) * inverse[c]
+            value = y[c] * gain[c] + shift[c]
+            result[c] = zero if value < zero else value
+
+
+@compiled
+def gradient_sums(grad: Array, out: Array, normal: Array, parts: Array, lo: int, hi: int) -> None:
+    """Σ g and Σ g ŷ behind the ReLU, of the rows lo … hi. parts: [2, C]"""
+    total, with_normal, zero = parts[0], parts[1], grad.dtype.type(0)
+    parts[:] = 0
+    for p in range(lo, hi):
+        g, result, y = grad[p], out[p], normal[p]
+        for c in range(grad.shape[1]):
+            passed = g[c] if result[c] > zero else zero
+            total[c] += passed
+            with_normal[c] += passed * y[c]
+
+
+@compiled
+def normalise_rows_gradient(
+    grad: Array, out: Array, normal: Array, parts: Array, gain: Array, inverse: Array, by_x: Array, by_gain: Array,
+    by_shift: Array, job: int,
+) -> None:  # fmt: skip
+    """`normalise_gradient` of rows that stand for themselves. parts: [jobs, 2, C]; the first job writes by_gain, by_shift"""
+    (count, width), jobs, number = grad.shape, len(parts), grad.dtype.type
+    total, with_normal = parts[0, 0].copy(), parts[0, 1].copy()
+    for other in range(1, jobs):
+        for c in range(width):
+            total[c] += parts[other, 0, c]
+            with_normal[c] += parts[other, 1, c]
+    if job == 0:
+        by_shift[:] = total
+        by_gain[:] = with_normal
+    scale, zero = gain * inverse, number(0)
+    total /= number(count)
+    with_normal /= number(count)
+    for p in range(count * job // jobs, count * (job + 1) // jobs):
+        g, result, y, target = grad[p], out[p], normal[p], by_x[p]
+        for c in range(width):
+            passed = g[c] if result[c] > zero else zero
+            target[c] = (passed - (total[c] + y[c] * with_normal[c])) * scale[c]
+
+
+@compiled
 def follow_moments(
     running_mean: Array, running_variance: Array, moments: Array, bias: Array, total: int, momentum: float,
     lo: int, hi: int,
@@ -189,51 +280,39 @@ def gru(
 @compiled
 def gru_gradient(
     grad: Array,  # [B, H] of h'
-    rows: Array,  # [B]
     from_memory: Array,  # [M, 3H]
     hidden: Array,  # [M, H]
     gates: Array,  # [B, 2H]
     new: Array,  # [B, H]
-    by_input: Array,  # [U, 3H]; joined if `joins`
+    by_rows: Array,  # [B, 3H] by what each row took of from_input
     by_memory: Array,  # [M, 3H]
     by_hidden: Array,  # [M, H], joined; empty: not wanted
-    joins: bool,
     lo: int,
     hi: int,
 ) -> None:
-    """Of the columns lo … hi of each gate."""
+    """Of the rows that continue the memories lo … hi."""
     (memories, width), one = hidden.shape, grad.dtype.type(1)
-    for gate in range(3):
-        begin, end = gate * width + lo, gate * width + hi
-        for m in range(memories):
-            by_memory[m, begin:end] = 0
-        if not joins:
-            for u in range(len(by_input)):
-                by_input[u, begin:end] = 0
-    for b in range(len(rows)):
+    for m in range(lo, hi):
+        by_memory[m] = 0
+    for b in range(len(grad)):
         m = b % memories
-        g, n, h = grad[b, lo:hi], new[b, lo:hi], hidden[m, lo:hi]
-        r, z = gates[b, lo:hi], gates[b, width + lo : width + hi]
-        memory = from_memory[m, 2 * width + lo : 2 * width + hi]
-        memory_r, memory_z, memory_n = (
-            by_memory[m, lo:hi], by_memory[m, width + lo : width + hi], by_memory[m, 2 * width + lo : 2 * width + hi]
-        )  # fmt: skip
-        to = by_input[rows[b]]
-        input_r, input_z, input_n = to[lo:hi], to[width + lo : width + hi], to[2 * width + lo : 2 * width + hi]
-        for c in range(hi - lo):
+        if m < lo or m >= hi:
+            continue
+        g, n, h, r, z = grad[b], new[b], hidden[m], gates[b, :width], gates[b, width:]
+        memory, to_memory, row = from_memory[m, 2 * width :], by_memory[m], by_rows[b]
+        for c in range(width):
             to_new = g[c] * (one - z[c]) * (one - n[c] * n[c])  # through the tanh
-            to_reset = to_new * memory[c] * r[c] * (one - r[c])
-            memory_r[c] += to_reset
-            memory_n[c] += to_new * r[c]
-            input_r[c] += to_reset
-            input_n[c] += to_new
-        for c in range(hi - lo):
-            to_update = g[c] * (h[c] - n[c]) * z[c] * (one - z[c])
-            memory_z[c] += to_update
-            input_z[c] += to_update
+            row[2 * width + c] = to_new
+            row[c] = to_new * memory[c] * r[c] * (one - r[c])
+        for c in range(width):
+            row[width + c] = g[c] * (h[c] - n[c]) * z[c] * (one - z[c])
+        for c in range(2 * width):
+            to_memory[c] += row[c]
+        for c in range(width):
+            to_memory[2 * width + c] += row[2 * width + c] * r[c]
         if len(by_hidden):
-            target = by_hidden[m, lo:hi]
-            for c in range(hi - lo):
+            target = by_hidden[m]
+            for c in range(width):
                 target[c] += g[c] * z[c]
 
 
@@ -279,18 +358,18 @@ def not_by_position(by_out: Array, by_weight: Array, positions: int, lo: int, hi
 
 @compiled
 def placed_products(
-    gemm: int, x: Array, patches: Array, bounds: Array, kernels: Array, rows: Array, out: Array, place: int,
+    gemm: int, x: Array, patches: Array, bounds: Array, kernels: Array, rows: Array, out: Array, first: int, last: int,
 ) -> None:  # fmt: skip
-    """The part that patches have in a linear layer at one position, for each slot there.
+    """The part that patches have in a linear layer at the positions first … last, for each slot there.
 
     x: [P, C], patches: [S] in each slot, bounds: [positions+1] of slots, kernels: [positions, ≥ C*F] -> rows [S, C]
     gathered, out [S, F]
     """
-    lo, hi, width, features = bounds[place], bounds[place + 1], x.shape[1], out.shape[1]
-    for slot in range(lo, hi):
-        rows[slot] = x[patches[slot]]
-    if hi > lo:
-        zero = out.dtype.type(0)
+    width, features, zero = x.shape[1], out.shape[1], out.dtype.type(0)
+    for place in range(first, last):
+        lo, hi = bounds[place], bounds[place + 1]
+        for slot in range(lo, hi):
+            rows[slot] = x[patches[slot]]
         multiply_at(
             gemm, rows[lo:].ctypes.data, width, False, kernels[place:].ctypes.data, features, False,
             out[lo:].ctypes.data, features, hi - lo, features, width, zero,
@@ -299,29 +378,33 @@ def placed_products(
 
 @compiled
 def placed_gradient(
-    gemm: int, by_out: Array, rows: Array, bounds: Array, kernels: Array, by_rows: Array, by_kernels: Array, place: int,
+    gemm: int, by_out: Array, rows: Array, bounds: Array, kernels: Array, by_rows: Array, by_kernels: Array, first: int,
+    last: int,
 ) -> None:  # fmt: skip
-    """The gradients of `placed_products` by its rows and its kernel."""
-    lo, hi, width, features = bounds[place], bounds[place + 1], rows.shape[1], by_out.shape[1]
-    if hi <= lo:
-        by_kernels[place] = 0
-        return
-    zero, grads, kernel = by_out.dtype.type(0), by_out[lo:].ctypes.data, kernels[place:].ctypes.data
-    multiply_at(
-        gemm, grads, features, False, kernel, features, True, by_rows[lo:].ctypes.data, width, hi - lo, width, features,
-        zero,
-    )  # fmt: skip
-    multiply_at(
-        gemm, rows[lo:].ctypes.data, width, True, grads, features, False, by_kernels[place:].ctypes.data, features,
-        width, features, hi - lo, zero,
-    )  # fmt: skip
+    """The gradients of `placed_products` by its rows and its kernels."""
+    width, features, zero = rows.shape[1], by_out.shape[1], by_out.dtype.type(0)
+    for place in range(first, last):
+        lo, hi = bounds[place], bounds[place + 1]
+        if hi <= lo:
+            by_kernels[place] = 0
+            continue
+        grads, kernel = by_out[lo:].ctypes.data, kernels[place:].ctypes.data
+        multiply_at(
+            gemm, grads, features, False, kernel, features, True, by_rows[lo:].ctypes.data, width, hi - lo, width,
+            features, zero,
+        )  # fmt: skip
+        multiply_at(
+            gemm, rows[lo:].ctypes.data, width, True, grads, features, False, by_kernels[place:].ctypes.data, features,
+            width, features, hi - lo, zero,
+        )  # fmt: skip
 
 
 @compiled
-def scatter_sum(values: Array, rows: Array, out: Array, lo: int, hi: int) -> None:
-    """out[rows[i]] = Σ values[i], of the columns lo … hi. values: [I, C], out: [M, C]"""
-    for m in range(len(out)):
-        out[m, lo:hi] = 0
+def scatter_sum(values: Array, rows: Array, out: Array, joins: bool, lo: int, hi: int) -> None:
+    """out[rows[i]] = Σ values[i], joined if `joins`, of the columns lo … hi. values: [I, C], out: [M, C]"""
+    if not joins:
+        for m in range(len(out)):
+            out[m, lo:hi] = 0
     for i in range(len(rows)):
         target, value = out[rows[i], lo:hi], values[i, lo:hi]
         for c in range(hi - lo):

@@ -16,14 +16,17 @@ import numpy as np
 
 from deir.compiled import Array, compiled
 from deir.fast import kernels, losses
-from deir.fast.addresses import add, await_count, matrix, multiply_at, vector
+from deir.fast.addresses import add, await_count, look, matrix, multiply_at, vector
 
 OPERANDS = 16
+JOBS = 15  # of an operation at most
+STRIDE = JOBS + 1
 (
-    FILL, PRODUCT, NORMALISE, NORMALISE_GRADIENT, STANDARDISE, GRU, GRU_GRADIENT, BY_CORNER, NOT_BY_CORNER, BY_POSITION,
+    FILL, PRODUCT, NORMALISE, NORMALISE_GRADIENT, MOMENTS_OF_ROWS, NORMALISE_ROWS, GRADIENT_SUMS,
+    NORMALISE_ROWS_GRADIENT, STANDARDISE, GRU, GRU_GRADIENT, BY_CORNER, NOT_BY_CORNER, BY_POSITION,
     NOT_BY_POSITION, PLACED, PLACED_GRADIENT, SCATTER, COLUMN_SUMS, PPO, DISCRIMINATION, SQUARES, ADAM, SCALE_COLUMNS,
     UNSCALE_COLUMNS,
-) = range(21)  # fmt: skip
+) = range(25)  # fmt: skip
 
 
 @compiled
@@ -84,13 +87,41 @@ def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, g
             matrix(x[5], x[6], x[7], like), matrix(x[8], x[3], 2 * x[7], like), matrix(x[9], x[3], x[7], like),
             matrix(x[10], x[3], x[7], like), lo, hi,
         )  # fmt: skip
-    elif code == GRU_GRADIENT:  # grad, U, rows, B, from memory, hidden, M, H, gates, new, by input, memory, hidden, joins
-        lo, hi = part(x[7], job, jobs)
+    elif code == GRU_GRADIENT:  # grad, B, from memory, hidden, M, H, gates, new, by rows, by memory, by hidden
+        lo, hi = part(x[4], job, jobs)
         kernels.gru_gradient(
-            matrix(x[0], x[3], x[7], like), vector(x[2], x[3], whole), matrix(x[4], x[6], 3 * x[7], like),
-            matrix(x[5], x[6], x[7], like), matrix(x[8], x[3], 2 * x[7], like), matrix(x[9], x[3], x[7], like),
-            matrix(x[10], x[1], 3 * x[7], like), matrix(x[11], x[6], 3 * x[7], like),
-            matrix(x[12], x[6] if x[12] else 0, x[7], like), x[13] != 0, lo, hi,
+            matrix(x[0], x[1], x[5], like), matrix(x[2], x[4], 3 * x[5], like), matrix(x[3], x[4], x[5], like),
+            matrix(x[6], x[1], 2 * x[5], like), matrix(x[7], x[1], x[5], like), matrix(x[8], x[1], 3 * x[5], like),
+            matrix(x[9], x[4], 3 * x[5], like), matrix(x[10], x[4] if x[10] else 0, x[5], like), lo, hi,
+        )  # fmt: skip
+
+
+@compiled
+def _rows(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> None:
+    """One job of a normalisation of rows that stand for themselves."""
+    lo, hi = part(x[1], job, jobs)
+    given, width = matrix(x[0], x[1], x[2], like), x[2]
+    parts = vector(x[3], jobs * 2 * width, like).reshape((jobs, 2, width))
+    if code == MOMENTS_OF_ROWS:  # x, P, C, parts
+        kernels.moments_of_rows(given, parts[job], lo, hi)
+    elif code == NORMALISE_ROWS:  # x, P, C, parts, gain, shift, out, normal, moments, running x 2, bias
+        moments = matrix(x[8], 3, width, like)
+        kernels.normalise_rows(
+            given, parts, vector(x[4], width, like), vector(x[5], width, like), f[0], matrix(x[6], x[1], width, like),
+            matrix(x[7], x[1], width, like), moments, job,
+        )  # fmt: skip
+        if job == 0:
+            bias, mean, variance = vector(x[11], width, like), vector(x[9], width, like), vector(x[10], width, like)
+            kernels.follow_moments(mean, variance, moments, bias, x[1], f[2], 0, width)
+    elif code == GRADIENT_SUMS:  # grad, P, C, parts, out, normal
+        kernels.gradient_sums(
+            given, matrix(x[4], x[1], width, like), matrix(x[5], x[1], width, like), parts[job], lo, hi
+        )
+    else:  # grad, P, C, parts, out, normal, gain, moments, by x, by gain, by shift
+        kernels.normalise_rows_gradient(
+            given, matrix(x[4], x[1], width, like), matrix(x[5], x[1], width, like), parts, vector(x[6], width, like),
+            matrix(x[7], 3, width, like)[2], matrix(x[8], x[1], width, like), vector(x[9], width, like),
+            vector(x[10], width, like), job,
         )  # fmt: skip
 
 
@@ -113,20 +144,21 @@ def _maps(code: int, x: Array, job: int, jobs: int, like: float, gemm: int) -> N
         else:
             kernels.not_by_position(other, weight, x[3], lo, hi)
     elif code == PLACED:  # x, P, C, patches, S, bounds, positions, kernels, apart, rows, out, F
+        lo, hi = part(x[6], job, jobs)
         kernels.placed_products(
             gemm, matrix(x[0], x[1], x[2], like), vector(x[3], x[4], whole), vector(x[5], x[6] + 1, whole),
-            matrix(x[7], x[6], x[8], like), matrix(x[9], x[4], x[2], like), matrix(x[10], x[4], x[11], like), job,
+            matrix(x[7], x[6], x[8], like), matrix(x[9], x[4], x[2], like), matrix(x[10], x[4], x[11], like), lo, hi,
         )  # fmt: skip
     elif code == PLACED_GRADIENT:  # by out, S, F, rows, C, bounds, positions, kernels, apart, by rows, by kernels
+        lo, hi = part(x[6], job, jobs)
         kernels.placed_gradient(
             gemm, matrix(x[0], x[1], x[2], like), matrix(x[3], x[1], x[4], like), vector(x[5], x[6] + 1, whole),
-            matrix(x[7], x[6], x[8], like), matrix(x[9], x[1], x[4], like), matrix(x[10], x[6], x[8], like), job,
+            matrix(x[7], x[6], x[8], like), matrix(x[9], x[1], x[4], like), matrix(x[10], x[6], x[8], like), lo, hi,
         )  # fmt: skip
-    elif code == SCATTER:  # values, S, C, rows, out, M
+    elif code == SCATTER:  # values, S, C, rows, out, M, joins
         lo, hi = part(x[2], job, jobs)
-        kernels.scatter_sum(
-            matrix(x[0], x[1], x[2], like), vector(x[3], x[1], whole), matrix(x[4], x[5], x[2], like), lo, hi
-        )
+        rows, out = vector(x[3], x[1], whole), matrix(x[4], x[5], x[2], like)
+        kernels.scatter_sum(matrix(x[0], x[1], x[2], like), rows, out, x[6] != 0, lo, hi)
 
 
 @compiled
@@ -182,31 +214,36 @@ def run(
     program: Array,  # [O, 2+16] code, jobs, registers
     settings: Array,  # [O, 6] numbers that are not whole
     table: Array,  # [M, R] the registers of each batch
-    counters: Array,  # [2*M*O+1] jobs taken and done of each operation; last: the batches that were not finite
+    counters: Array,  # [M*O*STRIDE] of each operation: jobs done, and which are taken
+    team: Array,  # [2] threads that have joined, batches that were not finite
     units: Array,  # 0 and 1, of the type of all numbers
     gemm: int,
     rest: int,
 ) -> None:
-    """What each thread of the team does."""
-    operands, count, like = np.empty(OPERANDS, np.int64), len(program), units[0]
-    last = 2 * len(table) * count
+    """What each thread of the team does. The first to join prefers the first jobs of every operation, and so on: what
+    it reads is then mostly what it wrote."""
+    operands, count, like, me = np.empty(OPERANDS, np.int64), len(program), units[0], add(team, 0, 1)
     for batch in range(len(table)):
         registers = table[batch]
         for op in range(count):
-            at, jobs, code = 2 * (batch * count + op), program[op, 1], program[op, 0]
-            job = add(counters, at, 1)
-            if job < jobs:
+            at, jobs, code = (batch * count + op) * STRIDE, program[op, 1], program[op, 0]
+            if look(counters, at) < jobs:
                 for i in range(OPERANDS):
                     operands[i] = registers[program[op, 2 + i]]
-            while job < jobs:
-                if code <= GRU_GRADIENT:
-                    _network(code, operands, settings[op], job, jobs, units, gemm)
-                elif code <= SCATTER:
-                    _maps(code, operands, job, jobs, like, gemm)
-                elif not _ends(code, operands, settings[op], job, jobs, like):
-                    add(counters, last, 1)
-                add(counters, at + 1, 1)
-                job = add(counters, at, 1)
-            await_count(counters, at + 1, jobs, rest)
-        if counters[last]:
+                first = (jobs * me + 1) // 2
+                for turn in range(jobs):
+                    job = (first + turn) % jobs
+                    if add(counters, at + 1 + job, 1):
+                        continue  # taken
+                    if MOMENTS_OF_ROWS <= code <= NORMALISE_ROWS_GRADIENT:
+                        _rows(code, operands, settings[op], job, jobs, like)
+                    elif code <= GRU_GRADIENT:
+                        _network(code, operands, settings[op], job, jobs, units, gemm)
+                    elif code <= SCATTER:
+                        _maps(code, operands, job, jobs, like, gemm)
+                    elif not _ends(code, operands, settings[op], job, jobs, like):
+                        add(team, 1, 1)
+                    add(counters, at, 1)
+                await_count(counters, at, jobs, rest)
+        if look(team, 1):
             return

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from deir.algorithm.layers import Head
 from deir.algorithm.networks import GridEncoder, VectorEncoder
 from deir.fast import machine
-from deir.fast.program import Operand, Program, Register, columns
+from deir.fast.program import ROWS, Operand, Program, Register, columns
 
 PADDING = 16  # numbers between the kernels of two positions, which would share places in the cache without
 
@@ -67,13 +67,38 @@ def normalised(
     return Matrix(out, rows.count, width), back
 
 
+def normalised_rows(program: Program, norm: nn.Module, x: Matrix, bias: Tensor) -> tuple[Matrix, Back]:
+    """The same of rows that stand for themselves: divided by rows, as the products before and after it are."""
+    assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.momentum is not None
+    width, parts, moments = x.width, program.buffer(2 * ROWS, x.width), program.buffer(3, x.width)
+    out, normal = program.buffer(x.rows, width), program.buffer(x.rows, width)
+    settings = norm.eps, 0.0, norm.momentum
+    program.emit(machine.MOMENTS_OF_ROWS, ROWS, x.at, x.rows, width, parts)
+    program.emit(
+        machine.NORMALISE_ROWS, ROWS, x.at, x.rows, width, parts, program.at(norm.weight), program.at(norm.bias), out,
+        normal, moments, program.at(norm.running_mean), program.at(norm.running_var), program.at(bias),
+        settings=settings,
+    )  # fmt: skip
+
+    def back(grad: Operand) -> Matrix:
+        by = program.buffer(x.rows, width)
+        program.emit(machine.GRADIENT_SUMS, ROWS, grad, x.rows, width, parts, out, normal)
+        program.emit(
+            machine.NORMALISE_ROWS_GRADIENT, ROWS, grad, x.rows, width, parts, out, normal, program.at(norm.weight),
+            moments, by, program.at(norm.weight.grad), program.at(norm.bias.grad),
+        )  # fmt: skip
+        return Matrix(by, x.rows, width)
+
+    return Matrix(out, x.rows, width), back
+
+
 def linear(program: Program, layer: nn.Linear | nn.GRUCell, x: Matrix, part: str = "") -> tuple[Matrix, Back]:
     """x Wᵀ + b; of a GRU the products of its inputs (`ih`) or of its memory (`hh`), whose gradients may come twice."""
     weight, bias = _parameters(layer, part)
     assert weight.grad is not None and bias.grad is not None
     outputs = len(weight)
     out = program.buffer(x.rows, outputs)
-    program.emit(machine.FILL, 1, out, x.rows, outputs, program.at(bias))
+    program.emit(machine.FILL, ROWS, out, x.rows, outputs, program.at(bias))
     program.product(out, x.at, program.at(weight), (x.rows, outputs, x.width), "b", joins=True)
     at_weight, at_bias = program.at(weight.grad), program.at(bias.grad)
 
@@ -108,8 +133,8 @@ def run_head(program: Program, head: Head, x: Matrix) -> tuple[Matrix, Callable[
         outputs = layer.out_features
         products = program.buffer(x.rows, outputs)
         program.product(products, x.at, program.at(layer.weight), (x.rows, outputs, x.width), "b")
-        below, batch = x, Rows(x.rows, x.rows)
-        x, back = normalised(program, norm, Matrix(products, x.rows, outputs), batch, layer.bias)
+        below = x
+        x, back = normalised_rows(program, norm, Matrix(products, x.rows, outputs), layer.bias)
         backs.append((layer, below, back))
     assert isinstance(last, nn.Linear)
     out, back_of_last = linear(program, last, x)
@@ -135,16 +160,18 @@ def gru_step(
     """The memory after the rows' inputs [count, H]; row b continues memory b mod M."""
     width = hidden.width
     kept, new, out = program.buffer(count, 2 * width), program.buffer(count, width), program.buffer(count, width)
-    given = gates.rows, rows, count, from_memory.at, hidden.at, hidden.rows, width, kept, new
-    program.emit(machine.GRU, 4, gates.at, *given, out)
+    memory = from_memory.at, hidden.at, hidden.rows, width, kept, new
+    program.emit(machine.GRU, ROWS, gates.at, gates.rows, rows, count, *memory, out)
 
     def back(grad: Operand, by_gates: Operand, joins: bool, by_hidden: Operand) -> Matrix:
         """The gradient by from_memory; that by the gates goes to `by_gates`, that by hidden joins `by_hidden`."""
-        by_memory = program.buffer(hidden.rows, 3 * width)
+        by_rows, by_memory = program.buffer(count, 3 * width), program.buffer(hidden.rows, 3 * width)
+        program.emit(machine.GRU_GRADIENT, ROWS, grad, count, *memory, by_rows, by_memory, by_hidden)
+        wide = 3 * width
         program.emit(
-            machine.GRU_GRADIENT, columns(width), grad, *given, by_gates, by_memory, by_hidden, int(joins)
+            machine.SCATTER, columns(wide), by_rows, count, wide, rows, by_gates, gates.rows, int(joins)
         )
-        return Matrix(by_memory, hidden.rows, 3 * width)
+        return Matrix(by_memory, hidden.rows, wide)
 
     return Matrix(out, count, width), back
 
@@ -205,7 +232,7 @@ def _placed(program: Program, encoder: GridEncoder, maps: Matrix) -> tuple[Matri
     shape = width, features, positions
     program.emit(machine.BY_POSITION, 2, program.at(encoder.linear.weight), *shape, kernels, apart)
     program.emit(
-        machine.PLACED, positions, maps.at, maps.rows, width, given("patches"), slots, given("bounds"), positions,
+        machine.PLACED, min(positions, 8), maps.at, maps.rows, width, given("patches"), slots, given("bounds"), positions,
         kernels, apart, rows, products, features,
     )  # fmt: skip
     batch = Rows(
@@ -219,7 +246,7 @@ def _placed(program: Program, encoder: GridEncoder, maps: Matrix) -> tuple[Matri
         by_products = back_of_norm(grad).at
         by_rows, by_kernels = program.buffer(slots, width), program.buffer(positions, apart)
         program.emit(
-            machine.PLACED_GRADIENT, positions, by_products, slots, features, rows, width, given("bounds"), positions,
+            machine.PLACED_GRADIENT, min(positions, 8), by_products, slots, features, rows, width, given("bounds"), positions,
             kernels, apart, by_rows, by_kernels,
         )  # fmt: skip
         program.emit(
@@ -227,7 +254,7 @@ def _placed(program: Program, encoder: GridEncoder, maps: Matrix) -> tuple[Matri
         )
         by_maps = program.buffer(maps.rows, width)
         program.emit(
-            machine.SCATTER, columns(width), by_rows, slots, width, given("patches"), by_maps, maps.rows
+            machine.SCATTER, columns(width), by_rows, slots, width, given("patches"), by_maps, maps.rows, 0
         )
         return Matrix(by_maps, maps.rows, width)
 

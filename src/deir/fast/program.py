@@ -18,6 +18,7 @@ from deir.fast.threads import join_in
 WIDE = 32  # columns of a job at least, where there are as many
 ROWS = 4  # jobs of a large product
 SETTINGS = 6
+LINE = 128  # bytes that two threads must not both write to: what a core reads from another's cache at a time
 
 
 class Register(int):
@@ -71,8 +72,9 @@ class Program:
 
         def fill(table: Array) -> None:
             most = int(table[:, rows].max()) if isinstance(rows, Register) else rows
-            self.kept.append(np.empty(max(1, most * columns), kind or self.kind))
-            table[:, result] = self.kept[-1].ctypes.data
+            size = np.dtype(kind or self.kind).itemsize
+            self.kept.append(np.empty(most * columns * size + LINE, np.uint8))
+            table[:, result] = -(-self.kept[-1].ctypes.data // LINE) * LINE
 
         self.derived.append(fill)
         return result
@@ -131,15 +133,15 @@ class Program:
         for op, (operation, numbers) in enumerate(zip(self.operations, self.settings, strict=True)):
             code[op, : len(operation)] = operation
             settings[op, : len(numbers)] = numbers
-        counters = np.zeros(2 * len(batches) * len(code) + 1, np.int64)
+        counters, team = np.zeros(len(batches) * len(code) * machine.STRIDE, np.int64), np.zeros(2, np.int64)
         gemm = product(self.dtype)
-        given = code, settings, table, counters, np.array([0, 1], self.kind), gemm, address_of_yield()
+        given = code, settings, table, counters, team, np.array([0, 1], self.kind), gemm, address_of_yield()
 
         def work(kept: Any = self.kept) -> None:
             machine.run(*given)
 
         join_in(work)
-        return not counters[-1]
+        return not team[1]
 
 
 def columns(width: int) -> int:
