@@ -94,12 +94,12 @@ def policy_batches(
     for _ in range(config.epochs):
         parts = minibatches(rollout.valid_indices(), config.minibatch_size, generator)
         order, sizes = torch.cat(parts), [len(part) for part in parts]
-        for ids, *others, advantages, returns in zip(
-            *(x.index_select(0, order).split(sizes) for x in steps), strict=True
-        ):
+        shuffled = (x.index_select(0, order).split(sizes) for x in steps)
+        for ids, hidden, choices, log_probs, values, advantages, returns in zip(*shuffled, strict=True):
             if config.advantage_norm == "minibatch":
                 advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-            yield PolicyBatch(rollout.table.rows(ids), *others, advantages, returns)
+            rows = rollout.table.rows(ids)
+            yield PolicyBatch(rows, hidden, choices, log_probs, values, advantages, returns)
 
 
 class MeanMetrics:

@@ -84,9 +84,7 @@ class RewardModel:
         if self.optimizer is not None and rollout is not None and enough:
             self.reward.train()
             with self.ops.undisturbed():
-                batches = self.reward.batches(
-                    rollout, self.state, config.epochs, config.minibatch_size, self.generator
-                )
+                batches = self.reward.batches(rollout, self.state, config.epochs, config.minibatch_size, self.generator)
                 metrics = self.ops.train_model(self.reward, self.optimizer, batches)
             check_finite(self.reward, "reward model")
         self.state, self.rollout = self.state.after_update(), None

@@ -15,6 +15,7 @@ from deir.algorithm.policy import Policy
 from deir.algorithm.types import ObservationTable, Shared
 from deir.envs.spaces import packed_view
 from deir.fast.arrays import arrays_of
+from deir.fast.blas import product
 from deir.fast.folding import folded, is_affine, scale_and_shift
 from deir.fast.gru import act_recurrently, gru_gates
 from deir.fast.patches import tabulate
@@ -81,6 +82,7 @@ class FrozenPolicy:
             (last.weight.T, last.bias),
         )
         self.arrays = [arrays_of(*layer) for layer in layers]
+        self.gemm = product(policy.gru.weight_hh.dtype)
 
     def gates(self, observations: Tensor) -> Tensor:
         """[B, *obs] -> [B, 3H]"""
@@ -92,7 +94,9 @@ class FrozenPolicy:
 
     def step(self, gates: Tensor, rows: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Gates [U, 3H], which of them each has [N], memory before the step [N, H] -> outputs, memory after it"""
-        outputs, after = map(torch.from_numpy, act_recurrently(*arrays_of(gates, rows, hidden), *self.arrays))
+        outputs, after = map(
+            torch.from_numpy, act_recurrently(self.gemm, *arrays_of(gates, rows, hidden), *self.arrays)
+        )
         return self.policy.complete(outputs), after
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray
+from numba import carray  # type: ignore[attr-defined]
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
@@ -113,7 +113,7 @@ def multiply_at(
     gemm: int, a: int, lda: int, flip_a: bool, b: int, ldb: int, flip_b: bool, c: int, ldc: int, m: int, n: int, k: int,
     beta: float,
 ) -> None:  # fmt: skip
-    """c [m, n] = beta c + a b, at addresses, of rows that are lda, ldb and ldc numbers apart; flip: of the transposed."""
+    """c [m, n] = beta c + a b, at addresses; rows are lda, ldb and ldc numbers apart; flip: of the transposed"""
     # by columns the transposed product is b' a'
     flips = (np.int64(84) if flip_b else np.int64(78), np.int64(84) if flip_a else np.int64(78))  # T, N
     if m > 0 and n > 0 and k > 0:

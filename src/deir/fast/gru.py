@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from deir.algorithm.types import Shared
 from deir.compiled import Array, compiled
+from deir.fast.addresses import exponential
 from deir.fast.arrays import arrays_of
+from deir.fast.blas import multiply, product
 
 # mypy: disable-error-code="override"
 
@@ -90,29 +92,28 @@ def _gradient(
 
 
 @compiled
-def _affine(x: Array, weight: Array, bias: Array, out: Array) -> None:
-    """out = x weight + bias.   x: [I], weight: [I, O], bias, out: [O]"""
-    out[:] = bias
-    for i in range(len(x)):
-        factor, row = x[i], weight[i]
-        for o in range(len(out)):
-            out[o] += factor * row[o]
+def _row(x: Array, h: Array, memory: Array, after: Array) -> None:
+    """h' of one row. x: [3H] W x + b, h: [H], memory: [3H] U h + c"""
+    width, one, two = len(h), h.dtype.type(1), h.dtype.type(2)
+    for c in range(2 * width):
+        memory[c] = one / (one + exponential(-(x[c] + memory[c])))
+    for c in range(width):
+        new = two / (one + exponential(-two * (x[2 * width + c] + memory[c] * memory[2 * width + c]))) - one
+        after[c] = new + memory[width + c] * (h[c] - new)
 
 
 @compiled
-def _row(x: Array, h: Array, weight: Array, bias: Array, memory: Array, after: Array) -> None:
-    """h' of one row. x: [3H] W x + b, h: [H], weight [H, 3H] and bias [3H] of the memory; memory: [3H] scratch."""
-    width, one = len(h), h.dtype.type(1)
-    _affine(h, weight, bias, memory)
-    for c in range(width):
-        reset = one / (one + np.exp(-(x[c] + memory[c])))
-        update = one / (one + np.exp(-(x[width + c] + memory[width + c])))
-        new = np.tanh(x[2 * width + c] + reset * memory[2 * width + c])
-        after[c] = new + update * (h[c] - new)
+def _affine(gemm: int, x: Array, weight: Array, bias: Array) -> Array:
+    """x weight + bias.   x: [N, I], weight: [I, O], bias: [O] -> [N, O]"""
+    out = np.empty((len(x), len(bias)), x.dtype)
+    out[:] = bias
+    multiply(gemm, x, False, weight, False, out, 1.0)
+    return out
 
 
 @compiled
 def _scan(
+    gemm: int,
     gates: Array,  # [U, 3H] W x + b
     rows: Array,  # [T, N] which of them each step has
     hidden: Array,  # [N, H] the memory before the first step
@@ -123,17 +124,19 @@ def _scan(
     """A GRU over time: the memory before each step and after it, [T, N, H] each."""
     (steps, envs), width = rows.shape, hidden.shape[1]
     before, after = np.zeros((steps, envs, width), hidden.dtype), np.empty((steps, envs, width), hidden.dtype)
-    memory = np.empty(3 * width, hidden.dtype)
     for t in range(steps):
         for n in range(envs):
             if not starts[t, n]:
                 before[t, n] = after[t - 1, n] if t else hidden[n]
-            _row(gates[rows[t, n]], before[t, n], weight, bias, memory, after[t, n])
+        memory = _affine(gemm, before[t], weight, bias)
+        for n in range(envs):
+            _row(gates[rows[t, n]], before[t, n], memory[n], after[t, n])
     return before, after
 
 
 @compiled
 def act_recurrently(
+    gemm: int,
     gates: Array,  # [U, 3H] W x + b
     rows: Array,  # [N] which of them each environment has
     hidden: Array,  # [N, H] the memory before
@@ -141,16 +144,12 @@ def act_recurrently(
     features: tuple[Array, Array],  # the actor's first layer: [H, F], [F]
     last: tuple[Array, Array],  # its last: [F, A], [A]
 ) -> tuple[Array, Array]:
-    """One step of a policy for few environments: outputs [N, A] and the memory after [N, H]."""
-    count, width = hidden.shape
-    after, outputs = np.empty_like(hidden), np.empty((count, len(last[1])), hidden.dtype)
-    memory, first = np.empty(3 * width, hidden.dtype), np.empty(len(features[1]), hidden.dtype)
-    for n in range(count):
-        _row(gates[rows[n]], hidden[n], from_memory[0], from_memory[1], memory, after[n])
-        _affine(after[n], features[0], features[1], first)
-        np.maximum(first, 0, first)
-        _affine(first, last[0], last[1], outputs[n])
-    return outputs, after
+    """One step of a policy: outputs [N, A] and the memory after [N, H]."""
+    after, memory = np.empty_like(hidden), _affine(gemm, hidden, from_memory[0], from_memory[1])
+    for n in range(len(hidden)):
+        _row(gates[rows[n]], hidden[n], memory[n], after[n])
+    first = _affine(gemm, after, features[0], features[1])
+    return _affine(gemm, np.maximum(first, first.dtype.type(0)), last[0], last[1]), after
 
 
 class _GruUpdate(Function):
@@ -196,5 +195,5 @@ def gru_scan(cell: nn.GRUCell, gates: Shared, hidden: Tensor, starts: Tensor) ->
     """gates of T*N steps, hidden [N, H], starts [T, N] -> the memory before each step and after it, [T, N, H] each."""
     rows = torch.arange(starts.numel(), device="cpu") if gates.rows is None else gates.rows
     arrays = arrays_of(gates.values, rows.view(starts.shape), hidden, starts, cell.weight_hh.T, cell.bias_hh)
-    before, after = _scan(*arrays)
+    before, after = _scan(product(hidden.dtype), *arrays)
     return torch.from_numpy(before), torch.from_numpy(after)

@@ -10,12 +10,10 @@ another that the system has put aside, unless that one holds a job.
 
 from __future__ import annotations
 
-
-
 import numpy as np
 
 from deir.compiled import Array, compiled
-from deir.fast import kernels, losses
+from deir.fast import kernels, losses, norm_kernels
 from deir.fast.addresses import add, await_count, look, matrix, multiply_at, vector
 
 OPERANDS = 16
@@ -54,17 +52,19 @@ def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, g
     elif code == NORMALISE:  # table, M, rows, K, share, P, C, gain, shift, out, normal, moments, running x 2, bias, n
         lo, hi = part(x[6], job, jobs)
         moments = matrix(x[11], 3, x[6], like)
-        kernels.normalise(
+        norm_kernels.normalise(
             matrix(x[0], x[1], x[6], like), matrix(x[2], x[5], x[3], whole), vector(x[4], x[5] if x[4] else 0, real),
             vector(x[7], x[6], like), vector(x[8], x[6], like), f[0], f[1], matrix(x[9], x[5], x[6], like),
             matrix(x[10], x[5], x[6], like), moments, lo, hi,
         )  # fmt: skip
         bias = vector(x[14], x[6] if x[14] else 0, like)
         running = vector(x[12], x[6], like), vector(x[13], x[6], like)
-        kernels.follow_moments(running[0], running[1], moments, bias, x[15], f[2], lo, hi)
-    elif code == NORMALISE_GRADIENT:  # grad, out, normal, rows, K, share, P, C, gain, moments, by table, M, by gain, shift
+        norm_kernels.follow_moments(running[0], running[1], moments, bias, x[15], f[2], lo, hi)
+    elif (
+        code == NORMALISE_GRADIENT
+    ):  # grad, out, normal, rows, K, share, P, C, gain, moments, by table, M, by gain, shift
         lo, hi = part(x[7], job, jobs)
-        kernels.normalise_gradient(
+        norm_kernels.normalise_gradient(
             matrix(x[0], x[6], x[7], like), matrix(x[1], x[6], x[7], like), matrix(x[2], x[6], x[7], like),
             matrix(x[3], x[6], x[4], whole), vector(x[5], x[6] if x[5] else 0, real), vector(x[8], x[7], like),
             matrix(x[9], 3, x[7], like)[2], f[1], matrix(x[10], x[11], x[7], like), vector(x[12], x[7], like),
@@ -75,11 +75,11 @@ def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, g
         moments, out = matrix(x[5], 3, x[2], like), matrix(x[4], x[1], x[2], like)
         share = vector(x[3], x[1] if x[3] else 0, real)
         if f[3]:
-            kernels.standardise(matrix(x[0], x[1], x[2], np.uint8(0)), share, f[0], out, moments, lo, hi)
+            norm_kernels.standardise(matrix(x[0], x[1], x[2], np.uint8(0)), share, f[0], out, moments, lo, hi)
         else:
-            kernels.standardise(matrix(x[0], x[1], x[2], like), share, f[0], out, moments, lo, hi)
+            norm_kernels.standardise(matrix(x[0], x[1], x[2], like), share, f[0], out, moments, lo, hi)
         running = vector(x[6], x[2], like), vector(x[7], x[2], like)
-        kernels.follow_moments(running[0], running[1], moments, vector(0, 0, like), x[8], f[2], lo, hi)
+        norm_kernels.follow_moments(running[0], running[1], moments, vector(0, 0, like), x[8], f[2], lo, hi)
     elif code == GRU:  # from input, U, rows, B, from memory, hidden, M, H, gates, new, out
         lo, hi = part(x[3], job, jobs)
         kernels.gru(
@@ -103,22 +103,22 @@ def _rows(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> No
     given, width = matrix(x[0], x[1], x[2], like), x[2]
     parts = vector(x[3], jobs * 2 * width, like).reshape((jobs, 2, width))
     if code == MOMENTS_OF_ROWS:  # x, P, C, parts
-        kernels.moments_of_rows(given, parts[job], lo, hi)
+        norm_kernels.moments_of_rows(given, parts[job], lo, hi)
     elif code == NORMALISE_ROWS:  # x, P, C, parts, gain, shift, out, normal, moments, running x 2, bias
         moments = matrix(x[8], 3, width, like)
-        kernels.normalise_rows(
+        norm_kernels.normalise_rows(
             given, parts, vector(x[4], width, like), vector(x[5], width, like), f[0], matrix(x[6], x[1], width, like),
             matrix(x[7], x[1], width, like), moments, job,
         )  # fmt: skip
         if job == 0:
             bias, mean, variance = vector(x[11], width, like), vector(x[9], width, like), vector(x[10], width, like)
-            kernels.follow_moments(mean, variance, moments, bias, x[1], f[2], 0, width)
+            norm_kernels.follow_moments(mean, variance, moments, bias, x[1], f[2], 0, width)
     elif code == GRADIENT_SUMS:  # grad, P, C, parts, out, normal
-        kernels.gradient_sums(
+        norm_kernels.gradient_sums(
             given, matrix(x[4], x[1], width, like), matrix(x[5], x[1], width, like), parts[job], lo, hi
         )
     else:  # grad, P, C, parts, out, normal, gain, moments, by x, by gain, by shift
-        kernels.normalise_rows_gradient(
+        norm_kernels.normalise_rows_gradient(
             given, matrix(x[4], x[1], width, like), matrix(x[5], x[1], width, like), parts, vector(x[6], width, like),
             matrix(x[7], 3, width, like)[2], matrix(x[8], x[1], width, like), vector(x[9], width, like),
             vector(x[10], width, like), job,
@@ -129,14 +129,14 @@ def _rows(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> No
 def _maps(code: int, x: Array, job: int, jobs: int, like: float, gemm: int) -> None:
     """One job of what only feature maps have."""
     whole = np.int64(0)
-    if code == BY_CORNER or code == NOT_BY_CORNER:  # weight, inputs, outputs, by corner
+    if code in (BY_CORNER, NOT_BY_CORNER):  # weight, inputs, outputs, by corner
         lo, hi = part(x[1], job, jobs)
         weight, other = matrix(x[0], x[2], 4 * x[1], like), matrix(x[3], x[1], 4 * x[2], like)
         if code == BY_CORNER:
             kernels.by_corner(weight, other, lo, hi)
         else:
             kernels.not_by_corner(other, weight, lo, hi)
-    elif code == BY_POSITION or code == NOT_BY_POSITION:  # weight, C, F, positions, by position, apart
+    elif code in (BY_POSITION, NOT_BY_POSITION):  # weight, C, F, positions, by position, apart
         lo, hi = part(x[1], job, jobs)
         weight, other = matrix(x[0], x[2], x[1] * x[3], like), matrix(x[4], x[3], x[5], like)
         if code == BY_POSITION:
@@ -200,7 +200,11 @@ def _ends(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> bo
     elif code == UNSCALE_COLUMNS:  # by out, rows, columns, factors, weight, by weight, by factors
         lo, hi = part(x[2], job, jobs)
         by_out, factors = matrix(x[0], x[1], x[2], like), vector(x[3], x[2], like)
-        weight, by_weight, by_factors = matrix(x[4], x[1], x[2], like), matrix(x[5], x[1], x[2], like), vector(x[6], x[2], like)
+        weight, by_weight, by_factors = (
+            matrix(x[4], x[1], x[2], like),
+            matrix(x[5], x[1], x[2], like),
+            vector(x[6], x[2], like),
+        )
         by_factors[lo:hi] = 0
         for row in range(x[1]):
             for c in range(lo, hi):

@@ -138,16 +138,17 @@ class FastOps(PlainOps):
         self, policy: Policy, optimizer: Optimizer, batches: Iterable[PolicyBatch], config: PPOConfig
     ) -> Metrics:
         whole = list(batches)
-        if whole and isinstance(optimizer, FlatAdam) and updates.trains_policy(policy, whole[0].rows.table, optimizer):
+        if updates.trains_policy(policy, whole[0].rows.table, optimizer):
+            assert isinstance(optimizer, FlatAdam)
             return updates.means(updates.train_policy(policy, optimizer, whole, config))
         return super().train_policy(policy, optimizer, whole, config)
 
     def train_model(self, reward: IntrinsicReward, optimizer: Optimizer, batches: Iterable[Batch]) -> Metrics:
         whole = list(batches)
         table = whole[0].observations.table
-        if isinstance(reward, Deir) and isinstance(optimizer, FlatAdam):
-            if updates.trains_model(reward, table, optimizer):
-                return updates.means(updates.train_discriminator(reward, optimizer, whole))
+        if updates.trains_model(reward, table, optimizer):
+            assert isinstance(reward, Deir) and isinstance(optimizer, FlatAdam)
+            return updates.means(updates.train_discriminator(reward, optimizer, whole))
         return super().train_model(reward, optimizer, whole)
 
     def undisturbed(self) -> AbstractContextManager[None]:

@@ -151,4 +151,3 @@ def columns(width: int) -> int:
 
 def address(array: Array) -> int:
     return int(array.ctypes.data)
-

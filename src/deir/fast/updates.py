@@ -27,6 +27,7 @@ from deir.config import PPOConfig
 from deir.fast import machine, planning
 from deir.fast import network_program as layers
 from deir.fast.blas import product
+from deir.fast.encoder_program import embed
 from deir.fast.flat_adam import FlatAdam
 from deir.fast.network_program import Matrix
 from deir.fast.patches import PatchTable
@@ -72,15 +73,9 @@ def trains_policy(policy: Policy, table: ObservationTable, optimizer: Any) -> bo
 
 
 def trains_model(reward: IntrinsicReward, table: ObservationTable, optimizer: Any) -> bool:
-    plain = isinstance(reward, Deir) and type(reward).loss is Deir.loss and reward.gru is not None
-    return plain and trains_whole(reward, reward.encoder, table, optimizer)
-
-
-def _embed(program: Program, encoder: Encoder) -> Any:
-    if isinstance(encoder, GridEncoder):
-        return layers.embed_patches(program, encoder)
-    assert isinstance(encoder, VectorEncoder)
-    return layers.embed_vectors(program, encoder)
+    if not (isinstance(reward, Deir) and type(reward).loss is Deir.loss and reward.gru is not None):
+        return False
+    return trains_whole(reward, reward.encoder, table, optimizer)
 
 
 def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> None:
@@ -144,19 +139,15 @@ def _run(program: Program, network: nn.Module, optimizer: FlatAdam, given: Seque
     return totals
 
 
-def _gru(program: Program, cell: nn.GRUCell, embedded: Matrix) -> Any:
-    return layers.linear(program, cell, embedded, "ih")
-
-
 def train_policy(
     policy: Policy, optimizer: FlatAdam, batches: Sequence[PolicyBatch], config: PPOConfig
 ) -> dict[str, Array]:
     """PPO's gradient steps; gives each figure of each step."""
     dtype, given = optimizer.values.dtype, [Given() for _ in batches]
     program = Program(dtype)
-    embedded, back_of_encoder = _embed(program, policy.encoder)
+    embedded, back_of_encoder = embed(program, policy.encoder)
     rows, hidden = program.given("batch"), Matrix(program.given("hidden"), program.given("batch"), policy.hidden_size)
-    gates, back_of_inputs = _gru(program, policy.gru, embedded)
+    gates, back_of_inputs = layers.linear(program, policy.gru, embedded, "ih")
     memory, back_of_memory = layers.linear(program, policy.gru, hidden, "hh")
     after, back_of_gru = layers.gru_step(program, gates, program.given("inverse"), rows, memory, hidden)
     outputs, back_of_actor = layers.run_head(program, policy.actor, after)
@@ -197,10 +188,10 @@ def train_discriminator(reward: Deir, optimizer: FlatAdam, batches: Sequence[Bat
     cell, dtype = reward.gru, optimizer.values.dtype
     assert cell is not None
     program, given, width = Program(dtype), [Given() for _ in batches], reward.width
-    embedded, back_of_encoder = _embed(program, reward.encoder)
+    embedded, back_of_encoder = embed(program, reward.encoder)
     rows, twice = program.given("transitions"), program.given("offered")
     stored = Matrix(program.given("hidden"), rows, width)
-    gates, back_of_inputs = _gru(program, cell, embedded)
+    gates, back_of_inputs = layers.linear(program, cell, embedded, "ih")
     memory, back_of_first_memory = layers.linear(program, cell, stored, "hh")
     traj, back_of_now = layers.gru_step(program, gates, program.given("now"), rows, memory, stored)
     memory, back_of_second_memory = layers.linear(program, cell, traj, "hh")
@@ -288,8 +279,6 @@ def _head_of_parts(program: Program, head: Any, parts: list[Matrix], rows: Opera
         return by_parts[0], by_parts[1]
 
     return out, back
-
-
 
 
 def means(figures: dict[str, Array]) -> Metrics:

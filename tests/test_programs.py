@@ -1,0 +1,156 @@
+"""Whole updates as compiled programs: against the plain loop, with any number of threads, and what they refuse."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from deir.algorithm.functional import EmaMoments
+from deir.algorithm.metrics import Timer
+from deir.algorithm.ops import PlainOps
+from deir.algorithm.ppo import advantages_and_returns, normalized_advantages, update_policy
+from deir.compiled import compiled
+from deir.errors import TrainingDiverged
+from deir.fast import program, threads, updates
+from deir.fast.addresses import exponential
+from deir.fast.ops import FastOps
+from deir.fast.threads import use_threads
+from deir.runs.run import configure
+from deir.runs.training import make_trainer
+from small import small
+
+CASES = {
+    "views": {},
+    "small views": {"env": {"view_size": 3}},
+    "clipped values": {"ppo": {"clip_range_value": 0.05, "advantage_norm": "minibatch"}},
+    "small network": {"network": {"encoder": "mlp", "features": 16, "hidden": 24, "mlp": 40}},
+    "wide": {"network": {"features": 96, "hidden": 64, "mlp": 128}},
+    "pairs": {"method": "deir-no-mi", "reward": {"deir": {"features": 32, "mlp": 48}}},
+}
+
+
+def trained(ops, double=True, threads=1, **changes):
+    """A trainer whose policy and model have learned from one rollout with `ops`, and the figures."""
+    torch.set_default_dtype(torch.float64 if double else torch.float32)
+    try:
+        config = configure(small(**{"method": "deir", "seed": 3, "threads": threads, **changes}))
+        trainer = make_trainer(config)
+        trainer.iterate()  # the policy's last layers begin at zero: now they do not
+        use_threads(threads, False)
+        policy, model = trainer.policy, trainer.model
+        policy.ops = model.ops = model.reward.ops = ops
+        rollout, trace, *_ = collected(trainer)
+        raw = model.compute(rollout, 0.0, policy.encoder)
+        rewards = rollout.rewards + 0.01 * raw
+        advantages, returns = advantages_and_returns(rollout, trace, rewards, config.ppo)
+        advantages = normalized_advantages(advantages, rollout.valid, config.ppo, EmaMoments(0.9))
+        generator = torch.Generator().manual_seed(5)
+        figures = update_policy(policy, trainer.optimizer, rollout, trace, advantages, returns, config.ppo, generator)
+        return trainer, {**figures, **model.update()}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def collected(trainer):
+    return trainer._collect(Timer()) if trainer.ahead is None else trainer.ahead.collected
+
+
+def learned(trainer):
+    """Everything an update changes."""
+    networks = {"policy": trainer.policy, "reward": trainer.model.reward}
+    tensors = {f"{name} {key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
+    for name, optimizer in (("policy", trainer.optimizer), ("reward", trainer.model.optimizer)):
+        tensors |= {f"{name} {key}": value for key, value in optimizer.state_dict().items()}
+    return tensors
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_is_the_plain_one(case, monkeypatch):
+    used = []
+    for name in ("train_policy", "train_discriminator"):
+        whole = getattr(updates, name)
+        monkeypatch.setattr(updates, name, lambda *given, whole=whole, name=name: used.append(name) or whole(*given))
+    monkeypatch.setattr("deir.runs.training.make_ops", lambda config: FastOps())
+    fast, fast_figures = trained(FastOps(), **CASES[case])
+    assert used[-2:] == ["train_policy", "train_discriminator"]
+    plain, plain_figures = trained(OneByOne(), **CASES[case])
+    assert len(used) == 6, "the plain update must not be a program"
+    expected = learned(plain)
+    for name, tensor in learned(fast).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-7, atol=1e-9, msg=name)
+    assert fast_figures == pytest.approx(plain_figures, rel=1e-7, abs=1e-9)
+
+
+class OneByOne(FastOps):
+    """Everything fast but the updates."""
+
+    train_policy, train_model = PlainOps.train_policy, PlainOps.train_model
+
+
+def test_the_bits_do_not_depend_on_the_threads():
+    results = [learned(trained(FastOps(), double=False, threads=threads)[0]) for threads in (1, 2, 4, 1)]
+    for other in results[1:]:
+        assert all(torch.equal(tensor, other[name]) for name, tensor in results[0].items())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_update_before_it_spoils_anything():
+    trainer, _ = trained(FastOps(), double=False)
+    before = copy.deepcopy(trainer.policy.state_dict())
+    rollout, trace, *_ = collected(trainer)
+    config, generator = trainer.config.ppo, torch.Generator().manual_seed(0)
+    bad = torch.full(rollout.shape, float("nan"))
+    with pytest.raises(TrainingDiverged, match="policy"):
+        update_policy(trainer.policy, trainer.optimizer, rollout, trace, bad, bad, config, generator)
+    for name, tensor in trainer.policy.named_parameters():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_others_are_not_programs():
+    trainer, _ = trained(FastOps(), double=False)
+    table = collected(trainer)[0].table
+    assert updates.trains_policy(trainer.policy.train(), table, trainer.optimizer)
+    assert not updates.trains_policy(trainer.policy.eval(), table, trainer.optimizer)
+    for changes in ({"network": {"norm": "layer"}}, {"env": {"noise": 0.1}}):
+        other, _ = trained(FastOps(), double=False, **changes)
+        assert not updates.trains_policy(other.policy.train(), collected(other)[0].table, other.optimizer)
+
+
+def test_a_thread_may_join_late_or_never():
+    """Work that is done twice would change the parameters: a late thread must find nothing to do."""
+    works = []
+    alone = learned(trained(FastOps(), double=False)[0])
+    begin = threads.join_in
+
+    def late(work):
+        begin(work)
+        works.append(work)
+        helper = threading.Thread(target=work)
+        helper.start()
+        helper.join(timeout=60)
+        assert not helper.is_alive()
+
+    program.join_in, original = late, program.join_in
+    try:
+        joined = learned(trained(FastOps(), double=False)[0])
+    finally:
+        program.join_in = original
+    assert works and all(torch.equal(tensor, joined[name]) for name, tensor in alone.items())
+
+
+def test_the_exponential_of_vector_code():
+    @compiled
+    def apply(x, out):
+        for i in range(len(x)):
+            out[i] = exponential(x[i])
+
+    x = np.linspace(-87, 88, 100_001).astype(np.float32)
+    out = np.empty_like(x)
+    apply(x, out)
+    assert np.abs(out / np.exp(x.astype(np.float64)) - 1).max() < 3e-7
+    wide = x.astype(np.float64)
+    apply(wide, exact := np.empty_like(wide))
+    assert np.abs(exact / np.exp(wide) - 1).max() < 1e-15
+    apply(np.array([-1e30, 1e30], np.float32), ends := np.empty(2, np.float32))
+    assert ends[0] < 1e-37 and np.isfinite(ends).all()
