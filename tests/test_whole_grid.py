@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from deir.algorithm.networks import GridEncoder, make_encoder
-from deir.fast import blas, threads, whole_grid
+from deir.fast import threads
 from deir.fast.pieces import embed_whole
 from deir.fast.whole_grid import embed_views, runs_whole
 from test_networks import packed_views
@@ -91,26 +91,9 @@ def test_every_job_is_done_once(monkeypatch):
         assert sorted(done) == list(range(9))
 
 
-def test_without_products_by_name_the_plain_encoder_runs(monkeypatch):
-    encoder, views = an_encoder(7, "batch", torch.float32).train(), noisy_views(20, 7, torch.float32)
-    assert runs_whole(encoder) and runs_whole(an_encoder(7, "layer")) and not runs_whole(nn.Linear(3, 3))
-    expected = copy.deepcopy(encoder)(views)
-    monkeypatch.setattr(whole_grid, "product", lambda dtype: None)
-    assert not runs_whole(encoder)
-    assert torch.equal(embed_whole(encoder, views), expected)
-
-
-@pytest.mark.parametrize("flip_a", [False, True])
-@pytest.mark.parametrize("flip_b", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_products_in_compiled_code(flip_a, flip_b, dtype):
-    a, b, c = torch.randn(7, 5, dtype=dtype), torch.randn(5, 3, dtype=dtype), torch.randn(7, 3, dtype=dtype)
-    left, right = (x.T.contiguous() if flip else x for x, flip in ((a, flip_a), (b, flip_b)))
-    for beta in (0.0, 1.0):
-        out = c.clone().numpy()
-        blas.multiply(blas.product(dtype), left.numpy(), flip_a, right.numpy(), flip_b, out, beta)
-        torch.testing.assert_close(torch.from_numpy(out), beta * c + a @ b)
-    assert blas.product(torch.bfloat16) is None
+def test_who_takes_the_whole_encoder():
+    assert runs_whole(an_encoder(7, "batch", torch.float32)) and runs_whole(an_encoder(7, "layer"))
+    assert not runs_whole(nn.Linear(3, 3)) and not runs_whole(an_encoder(7, "batch", torch.bfloat16))
 
 
 def test_an_observation_of_parts_takes_the_whole_encoder_for_its_view():

@@ -86,7 +86,7 @@ def embed_whole(encoder: nn.Module, observations: Tensor, precision: Precision =
         parts = [embed_whole(one, part, precision) for one, part in encoder.parts_of(observations)]
         return encoder.together(torch.cat(parts, 1))
     if type(encoder) is GridEncoder and runs_whole(encoder):
-        return embed_views(encoder, observations)
+        return embed_views(encoder, observations, precision)
     if isinstance(encoder, VectorEncoder) and runs_on_vectors(encoder):
         return embed_vectors(encoder, observations)
     piece = PIECES.get(type(encoder))
