@@ -18,6 +18,7 @@ from deir.algorithm.types import Shared
 from deir.config import NetworkConfig, PPOConfig
 from deir.errors import UserError
 from deir.fast.ops import FastOps
+from deir.runs import training
 from deir.runs.run import configure
 from deir.runs.training import make_ops, make_trainer
 from small import small
@@ -234,3 +235,33 @@ def test_who_is_chosen():
     assert not isinstance(make_ops(configure({"device": "meta"})), FastOps)
     with pytest.raises(UserError, match="ops: got 'fast', expected 'plain' on meta"):
         make_ops(configure({"ops": "fast", "device": "meta"}))
+
+
+def test_who_may_have_products_of_fewer_bits(monkeypatch):
+    monkeypatch.setattr(training, "has_bf16", lambda: True)
+    assert make_ops(configure({})).precision == "fp32"
+    assert make_ops(configure({"precision": "bf16"})).precision == "bf16"
+    for other in ({"ops": "plain"}, {"device": "meta"}):
+        with pytest.raises(UserError, match="precision: got 'bf16', expected 'fp32' with plain PyTorch on "):
+            make_ops(configure({"precision": "bf16", **other}))
+    with pytest.raises(UserError, match="precision: unknown name 'fp16'"):
+        configure({"precision": "fp16"})
+    monkeypatch.setattr(training, "has_bf16", lambda: False)
+    with pytest.raises(UserError, match="precision: got 'bf16', expected 'fp32' on this CPU"):
+        make_ops(configure({"precision": "bf16"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, True),
+        ({"env": {"noise": 0.1}}, False),
+        ({"env": {"noise": 0.1}, "network": {"encoder": "mlp"}, "reward": {"encoder": "mlp"}}, True),
+        ({"network": {"norm": "layer"}}, False),
+    ],
+)
+def test_precision_that_nothing_uses_is_told(settings, told, monkeypatch, caplog):
+    monkeypatch.setattr(training, "has_bf16", lambda: True)
+    trainer = make_trainer(configure({"precision": "bf16", **settings}))
+    trainer.close()
+    assert ("bf16 changes nothing here" in caplog.text) == told

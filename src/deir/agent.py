@@ -115,7 +115,7 @@ def _untrained(config: Config, described: dict[str, Any] | None = None) -> tuple
         envs = make_envs(config.env, config.seed)
         observations, actions = envs.observation_space, envs.action_space
         envs.close()
-    ops = make_ops(replace(config, device="cpu", ops=None))
+    ops = make_ops(replace(config, device="cpu", ops=None, precision="fp32"))
     return Policy(observations, actions, config.network, ops), (observations, actions)
 
 
@@ -124,7 +124,9 @@ def _load(
 ) -> Agent:
     directory = RunDirectory.existing(Path(path), "run")
     config = run.load_config(directory.path, trust=trust)
-    run.validate(replace(config, device="cpu", loggers="csv"))  # an agent acts here, and nobody listens
+    run.validate(
+        replace(config, device="cpu", precision="fp32", loggers="csv")
+    )  # an agent acts here, and nobody listens
     accepted: list[tuple[Policy, Spaces]] = []
 
     def accept(found: checkpoints.Found) -> None:
@@ -145,7 +147,11 @@ def _load(
     def reward() -> Reward:
         env = replace(config.env, n_envs=n_envs or config.env.n_envs)
         made = Reward(
-            replace(config, device="cpu", env=env), *spaces, mode, channels_first=False, encoder=policy.encoder
+            replace(config, device="cpu", precision="fp32", env=env),
+            *spaces,
+            mode,
+            channels_first=False,
+            encoder=policy.encoder,
         )
         made.load_learned(state["stage"], state["reward_moments"])
         return made

@@ -73,7 +73,7 @@ class List:
     """Which table."""
 
 
-RESUMABLE = {"steps", "target_return", "threads", "ops", "device", "loggers", "checkpoint"}
+RESUMABLE = {"steps", "target_return", "threads", "ops", "precision", "device", "loggers", "checkpoint"}
 COMMON = (
     "env.id", "method", "steps", "seed", "seeds", "jobs", "target_return", "preset", "config", "resume", "out",
     "loggers", "watch", "threads", "device",

@@ -12,6 +12,7 @@ from deir.config.tree import (
     NguConfig,
     NoveldConfig,
     PPOConfig,
+    Precision,
     RewardConfig,
     RndConfig,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "NguConfig",
     "NoveldConfig",
     "PPOConfig",
+    "Precision",
     "RewardConfig",
     "RndConfig",
     "flatten",

@@ -9,6 +9,8 @@ import tyro
 
 from deir.config.counts import Count
 
+Precision = Literal["fp32", "bf16"]
+
 
 @dataclass(frozen=True)
 class EnvConfig:
@@ -286,9 +288,10 @@ class Config:
     """CPU threads of the run; the machine's cores (or OMP_NUM_THREADS) when not given."""
     ops: Literal["plain", "fast"] | None = None
     """How it is computed: plain PyTorch, or the same mathematics faster on a CPU; fast on a CPU when not given."""
+    precision: Precision = "fp32"
+    """Of encoders' products where nothing repeats (noise, layer norm, images); bf16: faster, needs avx512_bf16."""
     loggers: str = "csv,tensorboard"
-    """Where each iteration's figures go: names of `deir list loggers` or package.module:Class, separated by commas;
-    progress.csv is written in any case."""
+    """Where figures go beside progress.csv: names of `deir list loggers` or package.module:Class, between commas."""
     maps: bool = False
     """MiniGrid: write maps.npz and maps.png, the agent's visits and its intrinsic reward over the grid."""
     network: NetworkConfig = field(default_factory=NetworkConfig)

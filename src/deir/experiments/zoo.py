@@ -21,7 +21,7 @@ from deir.runs.evaluate import evaluate
 from deir.runs.options import read
 from deir.runs.run import configure, frames_done
 
-NOT_OF_THE_POLICY = ("threads", "ops", "device", "loggers", "checkpoint", "preset")
+NOT_OF_THE_POLICY = ("threads", "ops", "precision", "device", "loggers", "checkpoint", "preset")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Compiled loops of the grid encoder with layer normalisation: each observation's feature maps have their own moments.
 
-Laid out as in `whole_loops`, but observations do not depend on each other, so a job runs through all layers at once.
-Gains and shifts are by position and channel, [P, C].
+Laid out as in `whole_loops`, but observations do not depend on each other, so a job runs through all layers at once and
+the backward pass makes the larger maps, those of the first two layers, again. Gains and shifts are by position and
+channel, [P, C].
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from deir.compiled import Array, compiled
-from deir.fast.blas import multiply
-from deir.fast.whole_loops import CHUNK, into_patches, out_of_patches
+from deir.fast.convolution import as_factors, convolve, convolve_back, dense, dense_back, join_dense, join_kernel
+from deir.fast.micro_kernels import rounded
+
+CHUNK = 16  # views whose maps are in the cache at a time
 
 
 @compiled
@@ -42,22 +45,22 @@ def standardise(maps: Array, eps: float, inverse: Array) -> None:
 
 @compiled
 def activate_maps(normal: Array, gain: Array, shift: Array, out: Array) -> None:
-    """max(γ ŷ + β, 0).   normal, out: [n, P, C], gain, shift: [P, C]"""
-    zero = out.dtype.type(0)
+    """max(γ ŷ + β, 0).   normal: [n, P, C], gain, shift: [P, C] -> out [n, P, C] factors"""
+    number = normal.dtype.type
     for v in range(len(normal)):
         for p in range(normal.shape[1]):
             y, result, g, b = normal[v, p], out[v, p], gain[p], shift[p]
             for c in range(len(g)):
                 value = y[c] * g[c] + b[c]
-                result[c] = zero if value < zero else value
+                result[c] = rounded(number(0) if value < number(0) else value, out)
 
 
 @compiled
 def through_map_norm(
     grad: Array,  # [n, P, C] of the ReLU's output; becomes that of the products
-    active: Array,  # [n, P, C] the ReLU's output
     normal: Array,  # [n, P, C]
     gain: Array,  # [P, C]
+    shift: Array,  # [P, C]
     inverse: Array,  # [n]
     sums: Array,  # [2, P, C] joined by g and g ŷ
     by_bias: Array,  # [C] joined by the products' gradient
@@ -70,9 +73,16 @@ def through_map_norm(
     for v in range(count):
         part[:] = 0
         for p in range(places):
-            g, a, y, scale, plain, with_normal = grad[v, p], active[v, p], normal[v, p], gain[p], sums[0, p], sums[1, p]
+            g, y, scale, offset, plain, with_normal = (
+                grad[v, p],
+                normal[v, p],
+                gain[p],
+                shift[p],
+                sums[0, p],
+                sums[1, p],
+            )
             for c in range(channels):  # short loops over few arrays each: only such are vectorised
-                g[c] = zero if a[c] <= zero else g[c]
+                g[c] = zero if y[c] * scale[c] + offset[c] <= zero else g[c]
             for c in range(channels):
                 plain[c] += g[c]
                 with_normal[c] += g[c] * y[c]
@@ -106,116 +116,128 @@ def standard_views(views: Array, eps: float, normal: Array) -> None:
 
 @compiled
 def padded(normal: Array, gain: Array, shift: Array, width: int, padding: int, cells: Array) -> None:
-    """γ x̃ + β, with padding around. normal: [n, H*W, C] -> cells [n, (H+2p)*(W+2p), C]"""
+    """γ x̃ + β, with padding around. normal: [n, H*W, C] -> cells [n, (H+2p)*(W+2p), C or more] factors"""
     across = width + 2 * padding
     cells[:] = 0
     for v in range(len(normal)):
         for p in range(normal.shape[1]):
             cell, x = cells[v, (p // width + padding) * across + p % width + padding], normal[v, p]
             for c in range(normal.shape[2]):
-                cell[c] = x[c] * gain[p, c] + shift[p, c]
+                cell[c] = rounded(x[c] * gain[p, c] + shift[p, c], cells)
+
+
+@compiled
+def _add(maps: Array, bias: Array) -> None:
+    for v in range(len(maps)):
+        for p in range(maps.shape[1]):
+            line = maps[v, p]
+            for c in range(len(bias)):
+                line[c] += bias[c]
+
+
+@compiled
+def _rooms(like: Array, views: Array, padding: int, kernels: tuple[Array, ...]) -> tuple[Array, ...]:
+    """For the maps of a chunk: x̃, cells, then ŷ and ReLU's output of the first layer and of the second, and 1/σ."""
+    height, width = views.shape[1] + 2 * padding, views.shape[2] + 2 * padding
+    number, out = kernels[0].dtype, (kernels[0].shape[1], kernels[1].shape[1])
+    return (
+        np.empty((CHUNK, views.shape[1] * views.shape[2], views.shape[3]), number),
+        np.empty((CHUNK, height * width, len(kernels[0]) // 4), like.dtype),
+        np.empty((CHUNK, (height - 1) * (width - 1), out[0]), number),
+        np.empty((CHUNK, (height - 1) * (width - 1), out[0]), like.dtype),
+        np.empty((CHUNK, (height - 2) * (width - 2), out[1]), number),
+        np.empty((CHUNK, (height - 2) * (width - 2), out[1]), like.dtype),
+        np.empty((2, CHUNK), number),
+    )  # fmt: skip
+
+
+@compiled
+def _two_layers(
+    views: Array, padding: int, eps: float, gains: tuple[Array, ...], shifts: tuple[Array, ...],
+    words: tuple[Array, ...], biases: tuple[Array, ...], rooms: tuple[Array, ...],
+) -> None:  # fmt: skip
+    """The first two layers on at most CHUNK views. rooms: of `_rooms`"""
+    height, width, count = views.shape[1] + 2 * padding, views.shape[2] + 2 * padding, len(views)
+    normal, cells, first, active, second, active_second, inverses = rooms
+    standard_views(views, eps, normal[:count])
+    padded(normal[:count], gains[0], shifts[0], views.shape[2], padding, cells[:count])
+    convolve(cells[:count], height - 1, width - 1, words[0], first[:count])
+    _add(first[:count], biases[0])
+    standardise(first[:count], eps, inverses[0])
+    activate_maps(first[:count], gains[1], shifts[1], active[:count])
+    convolve(active[:count], height - 2, width - 2, words[1], second[:count])
+    _add(second[:count], biases[1])
+    standardise(second[:count], eps, inverses[1])
+    activate_maps(second[:count], gains[2], shifts[2], active_second[:count])
 
 
 @compiled
 def map_products(
-    gemm: int, views: Array, padding: int, eps: float, gains: tuple[Array, ...], shifts: tuple[Array, ...],
-    kernels: tuple[Array, ...], biases: tuple[Array, ...], lo: int, hi: int, products: tuple[Array, ...],
-    inverses: Array, out: Array,
+    like: Array, views: Array, padding: int, eps: float, gains: tuple[Array, ...], shifts: tuple[Array, ...],
+    kernels: tuple[Array, ...], biases: tuple[Array, ...], words: tuple[Array, ...], lo: int, hi: int,
+    third: Array, last: Array, inverses: Array, out: Array,
 ) -> None:  # fmt: skip
-    """The encoder on views lo … hi. gains and shifts: of the input and of each layer; products: of each layer, where
-    ŷ is left [B, P, C]; inverses: [4, B]; out: [B, 1, F]"""
+    """The encoder on views lo … hi. gains and shifts: of the input and of each layer; third, last: where ŷ of the upper
+    two layers is left [B, P, C]; inverses: [2, B] 1/σ of these; out: [B, 1, F]"""
     height, width = views.shape[1] + 2 * padding, views.shape[2] + 2 * padding
-    dtype, channels = out.dtype, views.shape[3]
-    normal = np.empty((CHUNK, views.shape[1] * views.shape[2], channels), dtype)
-    cells = np.empty((CHUNK, height * width, channels), dtype)
-    first, second, third = products[0], products[1], products[2]
+    rooms = _rooms(like, views, padding, kernels)
+    active = np.empty((CHUNK, third.shape[1], third.shape[2]), like.dtype)
+    result = np.empty((CHUNK, 1, kernels[3].shape[1]), last.dtype)
     for begin in range(lo, hi, CHUNK):
         end = min(begin + CHUNK, hi)
         count = end - begin
-        standard_views(views[begin:end], eps, normal[:count])
-        padded(normal[:count], gains[0], shifts[0], views.shape[2], padding, cells[:count])
-        _convolve(gemm, cells[:count], height - 1, width - 1, kernels[0], biases[0], first[begin:end])
-        standardise(first[begin:end], eps, inverses[0, begin:end])
-        active = np.empty_like(first[begin:end])
-        activate_maps(first[begin:end], gains[1], shifts[1], active)
-        _convolve(gemm, active, height - 2, width - 2, kernels[1], biases[1], second[begin:end])
-        standardise(second[begin:end], eps, inverses[1, begin:end])
-        active = np.empty_like(second[begin:end])
-        activate_maps(second[begin:end], gains[2], shifts[2], active)
-        _convolve(gemm, active, height - 3, width - 3, kernels[2], biases[2], third[begin:end])
-        standardise(third[begin:end], eps, inverses[2, begin:end])
-    last = products[3][lo:hi]
-    active = np.empty_like(third[lo:hi])
-    activate_maps(third[lo:hi], gains[3], shifts[3], active)
-    multiply(gemm, active.reshape(hi - lo, -1), False, kernels[3], False, last.reshape(hi - lo, -1), 0.0)
-    last += biases[3]
-    standardise(last, eps, inverses[3, lo:hi])
-    activate_maps(last, gains[4], shifts[4], out[lo:hi])
-
-
-@compiled
-def _convolve(gemm: int, maps: Array, height: int, width: int, kernel: Array, bias: Array, out: Array) -> None:
-    rows = len(maps) * height * width
-    patches, result = np.empty((rows, kernel.shape[0]), maps.dtype), out.reshape(rows, len(bias))
-    into_patches(maps, height, width, patches)
-    multiply(gemm, patches, False, kernel, False, result, 0.0)
-    for row in range(rows):
-        line = result[row]
-        for c in range(len(bias)):
-            line[c] += bias[c]
-
-
-@compiled
-def _convolve_back(
-    gemm: int, maps: Array, height: int, width: int, kernel: Array, by_out: Array, by_kernel: Array, by_maps: Array
-) -> None:
-    """The gradients of `_convolve`; the kernel's is added."""
-    rows = len(maps) * height * width
-    patches, by_rows = np.empty((rows, kernel.shape[0]), maps.dtype), by_out.reshape(rows, kernel.shape[1])
-    into_patches(maps, height, width, patches)
-    multiply(gemm, patches, True, by_rows, False, by_kernel, 1.0)
-    multiply(gemm, by_rows, False, kernel, True, patches, 0.0)
-    out_of_patches(patches, height, width, by_maps)
+        _two_layers(views[begin:end], padding, eps, gains, shifts, words, biases, rooms)
+        convolve(rooms[5][:count], height - 3, width - 3, words[2], third[begin:end])
+        _add(third[begin:end], biases[2])
+        standardise(third[begin:end], eps, inverses[0, begin:end])
+        activate_maps(third[begin:end], gains[3], shifts[3], active[:count])
+        dense(active[:count], words[3], result[:count])
+        last[begin:end] = result[:count, :, : last.shape[2]]
+        _add(last[begin:end], biases[3])
+        standardise(last[begin:end], eps, inverses[1, begin:end])
+        activate_maps(last[begin:end], gains[4], shifts[4], out[begin:end])
 
 
 @compiled
 def map_gradient(
-    gemm: int, views: Array, padding: int, eps: float, gains: tuple[Array, ...], shifts: tuple[Array, ...],
-    kernels: tuple[Array, ...], lo: int, hi: int, products: tuple[Array, ...], inverses: Array, out: Array,
-    grad: Array, by_kernels: tuple[Array, ...], by_biases: tuple[Array, ...], sums: tuple[Array, ...],
+    like: Array, views: Array, padding: int, eps: float, gains: tuple[Array, ...], shifts: tuple[Array, ...],
+    kernels: tuple[Array, ...], biases: tuple[Array, ...], words: tuple[Array, ...], turned: tuple[Array, ...],
+    lo: int, hi: int, third: Array, last: Array, inverses: Array, grad: Array, by_kernels: tuple[Array, ...],
+    by_biases: tuple[Array, ...], sums: tuple[Array, ...],
 ) -> None:  # fmt: skip
     """The gradients of `map_products`, added. grad: [B, 1, F], which is overwritten; sums: [2, P, C] of each layer"""
     height, width = views.shape[1] + 2 * padding, views.shape[2] + 2 * padding
-    dtype, channels, count = out.dtype, views.shape[3], hi - lo
-    first, second, third = products[0], products[1], products[2]
-    through_map_norm(grad[lo:hi], out[lo:hi], products[3][lo:hi], gains[4], inverses[3, lo:hi], sums[4], by_biases[3])
-    by_last, active = grad[lo:hi].reshape(count, -1), np.empty_like(third[lo:hi])
-    activate_maps(third[lo:hi], gains[3], shifts[3], active)
-    by_third = np.empty_like(active)
-    multiply(gemm, active.reshape(count, -1), True, by_last, False, by_kernels[3], 1.0)
-    multiply(gemm, by_last, False, kernels[3], True, by_third.reshape(count, -1), 0.0)
-    through_map_norm(by_third, active, third[lo:hi], gains[3], inverses[2, lo:hi], sums[3], by_biases[2])
-    normal = np.empty((CHUNK, views.shape[1] * views.shape[2], channels), dtype)
-    cells = np.empty((CHUNK, height * width, channels), dtype)
+    rooms = _rooms(like, views, padding, kernels)
+    normal, cells, first, active, second, active_second, scales = rooms
+    active_third = np.empty((CHUNK, third.shape[1], third.shape[2]), like.dtype)
+    by_third, by_second, by_first = np.empty_like(third[:CHUNK]), np.empty_like(second), np.empty_like(first)
+    by_last = np.zeros((CHUNK, 1, kernels[3].shape[1]), last.dtype)
+    by_cells = np.empty((CHUNK, height * width, turned[0].shape[2]), last.dtype)
     for begin in range(lo, hi, CHUNK):
         end = min(begin + CHUNK, hi)
-        count = end - begin
-        active = np.empty_like(second[begin:end])
-        by_second = np.empty_like(active)
-        activate_maps(second[begin:end], gains[2], shifts[2], active)
-        by_out = by_third[begin - lo : end - lo]
-        _convolve_back(gemm, active, height - 3, width - 3, kernels[2], by_out, by_kernels[2], by_second)
-        through_map_norm(by_second, active, second[begin:end], gains[2], inverses[1, begin:end], sums[2], by_biases[1])
-        active = np.empty_like(first[begin:end])
-        by_first = np.empty_like(active)
-        activate_maps(first[begin:end], gains[1], shifts[1], active)
-        _convolve_back(gemm, active, height - 2, width - 2, kernels[1], by_second, by_kernels[1], by_first)
-        through_map_norm(by_first, active, first[begin:end], gains[1], inverses[0, begin:end], sums[1], by_biases[0])
-        standard_views(views[begin:end], eps, normal[:count])
-        padded(normal[:count], gains[0], shifts[0], views.shape[2], padding, cells[:count])
-        by_cells = np.empty_like(cells[:count])
-        _convolve_back(gemm, cells[:count], height - 1, width - 1, kernels[0], by_first, by_kernels[0], by_cells)
-        _join_input(by_cells, normal[:count], views.shape[2], padding, sums[0])
+        n, upper = end - begin, third[begin:end]
+        _two_layers(views[begin:end], padding, eps, gains, shifts, words, biases, rooms)
+        through_map_norm(
+            grad[begin:end], last[begin:end], gains[4], shifts[4], inverses[1, begin:end], sums[4], by_biases[3]
+        )
+        by_last[:n, :, : grad.shape[2]] = grad[begin:end]
+        factors = as_factors(by_last[:n], like)
+        activate_maps(upper, gains[3], shifts[3], active_third[:n])
+        join_dense(active_third[:n], factors, by_kernels[3])
+        dense_back(factors, turned[3], by_third[:n])
+        through_map_norm(by_third[:n], upper, gains[3], shifts[3], inverses[0, begin:end], sums[3], by_biases[2])
+        factors = as_factors(by_third[:n], like)
+        join_kernel(active_second[:n], factors, height - 3, width - 3, by_kernels[2])
+        convolve_back(factors, height - 3, width - 3, turned[2], by_second[:n])
+        through_map_norm(by_second[:n], second[:n], gains[2], shifts[2], scales[1], sums[2], by_biases[1])
+        factors = as_factors(by_second[:n], like)
+        join_kernel(active[:n], factors, height - 2, width - 2, by_kernels[1])
+        convolve_back(factors, height - 2, width - 2, turned[1], by_first[:n])
+        through_map_norm(by_first[:n], first[:n], gains[1], shifts[1], scales[0], sums[1], by_biases[0])
+        factors = as_factors(by_first[:n], like)
+        join_kernel(cells[:n], factors, height - 1, width - 1, by_kernels[0])
+        convolve_back(factors, height - 1, width - 1, turned[0], by_cells[:n])
+        _join_input(by_cells[:n], normal[:n], views.shape[2], padding, sums[0])
 
 
 @compiled

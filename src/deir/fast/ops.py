@@ -18,7 +18,7 @@ from deir.algorithm.policy import Policy
 from deir.algorithm.rewards.base import IntrinsicReward
 from deir.algorithm.rewards.deir import Deir
 from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, Rows, Shared
-from deir.config import PPOConfig
+from deir.config import PPOConfig, Precision
 from deir.fast import gru, patches, planning, quasimetric, tiles, updates
 from deir.fast.acting import ActingOnAnything, ActingOnRepeats
 from deir.fast.allocator import collecting_later
@@ -34,6 +34,10 @@ from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
 
 class FastOps(PlainOps):
     """Distinct observations and patches, compiled loops, hand-written gradients, folded layers, one flat Adam."""
+
+    def __init__(self, precision: Precision = "fp32") -> None:
+        """precision: of the factors of an encoder's products, where observations do not repeat"""
+        self.precision = precision
 
     def tabulate(
         self, observations: Tensor, repeats: bool, view: tuple[int, ...] | None = None
@@ -54,14 +58,14 @@ class FastOps(PlainOps):
 
     def embed(self, encoder: Encoder, observations: Rows | Tensor) -> Shared:
         if isinstance(observations, Tensor):
-            return Shared(embed_whole(encoder, observations))
+            return Shared(embed_whole(encoder, observations, self.precision))
         table, ids = observations
         if isinstance(table, PatchTable) and type(encoder) is GridEncoder:
             if shares_patches(encoder):
                 plan = patches.plan_of(table, ids)
                 return Shared(embed_patches(encoder, plan), plan.inverse)
             distinct, inverse = ids.unique(return_inverse=True)
-            return Shared(embed_whole(encoder, table.distinct[distinct]), inverse)
+            return Shared(embed_whole(encoder, table.distinct[distinct], self.precision), inverse)
         if isinstance(table, PatchTable) and isinstance(encoder, VectorEncoder) and runs_on_vectors(encoder):
             rows, shares, inverse = planning.occurring_rows(ids.numpy(), len(table.distinct))
             seen = table.distinct[torch.from_numpy(rows)]
@@ -69,9 +73,10 @@ class FastOps(PlainOps):
         if isinstance(table, PatchTable) and isinstance(encoder, PartsEncoder) and shares_patches(encoder.encoders[0]):
             (view, _), *others = encoder.parts_of(observations.gather())
             assert isinstance(view, Encoder)
-            embedded = [self.embed(view, observations).gather(), *(embed_whole(one, part) for one, part in others)]
+            rest = [embed_whole(one, part, self.precision) for one, part in others]
+            embedded = [self.embed(view, observations).gather(), *rest]
             return Shared(encoder.together(torch.cat(embedded, 1)))
-        return Shared(embed_whole(encoder, observations.gather()))
+        return Shared(embed_whole(encoder, observations.gather(), self.precision))
 
     def gru_inputs(self, cell: nn.GRUCell, embedded: Shared) -> Shared:
         return gru.gru_gates(cell, embedded)

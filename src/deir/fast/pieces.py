@@ -23,6 +23,7 @@ from deir.algorithm.networks import (
     VectorEncoder,
     scaled_image,
 )
+from deir.config import Precision
 from deir.fast.threads import in_parallel
 from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
 from deir.fast.whole_grid import embed_views, runs_whole
@@ -79,13 +80,13 @@ def couples_observations(encoder: nn.Module) -> bool:
     return encoder.training and any(isinstance(module, COUPLING) for module in encoder.modules())
 
 
-def embed_whole(encoder: nn.Module, observations: Tensor) -> Tensor:
-    """The encoder on observations [B, *obs] that are not taken to repeat."""
+def embed_whole(encoder: nn.Module, observations: Tensor, precision: Precision = "fp32") -> Tensor:
+    """The encoder on observations [B, *obs] that are not taken to repeat. precision: of its products' factors"""
     if isinstance(encoder, PartsEncoder):
-        parts = [embed_whole(one, part) for one, part in encoder.parts_of(observations)]
+        parts = [embed_whole(one, part, precision) for one, part in encoder.parts_of(observations)]
         return encoder.together(torch.cat(parts, 1))
     if type(encoder) is GridEncoder and runs_whole(encoder):
-        return embed_views(encoder, observations)
+        return embed_views(encoder, observations, precision)
     if isinstance(encoder, VectorEncoder) and runs_on_vectors(encoder):
         return embed_vectors(encoder, observations)
     piece = PIECES.get(type(encoder))

@@ -23,9 +23,11 @@ from torch.autograd import Function
 
 from deir.algorithm.networks import GridEncoder
 from deir.compiled import Array
+from deir.config import Precision
 from deir.fast import whole_loops as loops
 from deir.fast.arrays import arrays_of
-from deir.fast.blas import product
+from deir.fast.convolution import factors_of, kernel_words, multiple, padded_width, turned_words
+from deir.fast.micro_kernels import OUTER
 from deir.fast.threads import share_out
 from deir.fast.whole_maps import embed_maps
 
@@ -44,7 +46,7 @@ class Moments(NamedTuple):
 
 
 class Layer(NamedTuple):
-    kernel: Array  # [K, O]
+    kernel: Array  # [K, O] with columns of 0 that fill registers
     bias: Array  # [O] of the convolution
     gain: Array  # [O] of the normalisation, likewise below
     shift: Array  # [O]
@@ -52,26 +54,26 @@ class Layer(NamedTuple):
 
 
 def runs_whole(encoder: nn.Module) -> bool:
-    """Whether `embed_views` takes this encoder: on a CPU, with numbers for which there are products by name."""
+    """Whether `embed_views` takes this encoder."""
     if type(encoder) is not GridEncoder:
         return False
     weight = encoder.linear.weight
-    return weight.device.type == "cpu" and product(weight.dtype) is not None
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
 
 
-def embed_views(encoder: GridEncoder, views: Tensor) -> Tensor:
-    """[B, H, W, C] -> [B, features]"""
+def embed_views(encoder: GridEncoder, views: Tensor, precision: Precision = "fp32") -> Tensor:
+    """[B, H, W, C] -> [B, features]; precision: of the products' factors"""
     weights = [_by_corner(conv.weight) for conv in encoder.convs]  # type: ignore[arg-type]
     positions = encoder.linear.weight.view(encoder.features, encoder.CHANNELS[-1], -1)
     weights.append(positions.permute(2, 1, 0).reshape(-1, encoder.features))  # [P*C, F]
     if isinstance(encoder.output_norm, nn.LayerNorm):
-        return embed_maps(encoder, views, weights, _bounds(len(views)))
+        return embed_maps(encoder, views, weights, _bounds(len(views)), precision)
     layers = [*encoder.convs, encoder.linear]
     norms = [encoder.input_norm, *encoder.norms, encoder.output_norm]
     pairs = [_gain_and_shift(norm, width) for norm, width in zip(norms, _widths(encoder), strict=True)]
     biases = [layer.bias for layer in layers]
     return _WholeGrid.apply(
-        encoder, norms, views, *weights, *biases, *(pair[0] for pair in pairs), *(pair[1] for pair in pairs)
+        encoder, precision, norms, views, *weights, *biases, *(pair[0] for pair in pairs), *(pair[1] for pair in pairs)
     )
 
 
@@ -92,18 +94,26 @@ def _gain_and_shift(norm: nn.Module, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _fold(kernel: Array, gain: Array, shift: Array) -> Array:
-    """[4*C, O] -> [4*(C+1), O]"""
-    by_corner = kernel.reshape(4, len(gain), -1)
-    ones = (by_corner * shift[:, None]).sum(1, keepdims=True)
-    return np.concatenate([by_corner * gain[:, None], ones], 1).reshape(-1, kernel.shape[1])
+    """[4*C, O] -> [4*D, O] of cells with D channels: C, one of ones, and as many of 0 as a product needs"""
+    by_corner, channels = kernel.reshape(4, len(gain), -1), len(gain)
+    folded = np.zeros((4, multiple(channels + 1, OUTER), kernel.shape[1]), kernel.dtype)
+    folded[:, :channels] = by_corner * gain[:, None]
+    folded[:, channels] = (by_corner * shift[:, None]).sum(1)
+    return folded.reshape(-1, kernel.shape[1])
 
 
 def _unfold(grad: Array, kernel: Array, gain: Array, shift: Array) -> tuple[Array, Array, Array]:
-    """The gradients of kernel, gain and shift from that of the folded kernel [4*(C+1), O]."""
-    by_corner, folded = kernel.reshape(4, len(gain), -1), grad.reshape(4, len(gain) + 1, -1)
-    cells, ones = folded[:, :-1], folded[:, -1:]
+    """The gradients of kernel, gain and shift from that of the folded kernel [4*D, O]."""
+    channels = len(gain)
+    by_corner, folded = kernel.reshape(4, channels, -1), grad.reshape(4, len(grad) // 4, -1)
+    cells, ones = folded[:, :channels], folded[:, channels : channels + 1]
     by_kernel = cells * gain[:, None] + ones * shift[:, None]
     return by_kernel.reshape(kernel.shape), (by_corner * cells).sum((0, 2)), (by_corner * ones).sum((0, 2))
+
+
+def with_columns(kernel: Array, count: int) -> Array:
+    """Columns of 0 beside a kernel, so that there are so many."""
+    return np.pad(kernel, ((0, 0), (0, count - kernel.shape[1])))
 
 
 def _bounds(count: int) -> list[tuple[int, int]]:
@@ -136,11 +146,14 @@ def _moments(norm: nn.Module, sums: Array | None, bias: Array, dtype: Any) -> Mo
 class _Pass:
     """One batch from views to embeddings and back."""
 
-    def __init__(self, views: Array, padding: int, layers: list[Layer], gain: Array, shift: Array, gemm: int) -> None:
+    def __init__(
+        self, views: Array, padding: int, layers: list[Layer], gain: Array, shift: Array, precision: Precision
+    ) -> None:
         """gain, shift: of the input's normalisation [C]"""
-        self.views, self.padding, self.layers, self.gemm = views, padding, layers, gemm
+        self.views, self.padding, self.layers = views, padding, layers
         self.input = gain, shift
         self.dtype = layers[0].kernel.dtype
+        self.like = factors_of(precision, self.dtype)
         self.bounds = _bounds(len(views))
 
     def forward(self, norms: list[nn.Module]) -> Array:
@@ -148,21 +161,23 @@ class _Pass:
         sums = loops.channel_moments(self.views) if norms[0].training else None
         no_bias = np.zeros(self.views.shape[3], self.dtype)
         self.of_input = _moments(norms[0], sums, no_bias, self.dtype)
-        self.products: list[Array] = []  # of each layer [B, P, O], normalised once the next layer is made
-        self.moments: list[Moments] = []
+        self.products: list[Array] = []  # of each layer [B, P, O]
+        self.norms: list[Array] = []  # of each layer [4, O] μ, 1/σ, γ, β
+        self.coupled: list[bool] = []
         for layer, norm in zip(self.layers, norms[1:], strict=True):
             sums = self._products(layer)
-            self.moments.append(_moments(norm, sums, layer.bias, self.dtype))
-        last, moments = self.layers[-1], self.moments[-1]
-        self.out = np.empty_like(self.products[-1])
-        loops.activate(self.products[-1], moments.mean, moments.inverse, last.gain, last.shift, self.out)
-        return self.out[:, 0]
+            mean, inverse, coupled = _moments(norm, sums, layer.bias, self.dtype)
+            self.norms.append(np.stack([mean, inverse, layer.gain, layer.shift]))
+            self.coupled.append(coupled)
+        out = np.empty_like(self.products[-1])
+        loops.activate(self.products[-1], self.norms[-1], out)
+        return out[:, 0]
 
     def _products(self, layer: Layer) -> Array:
         """Those of the next layer; gives their sums [3, O]."""
         height, width = layer.side
-        out = np.empty((len(self.views), max(1, height * width), layer.kernel.shape[1]), self.dtype)
-        sums = np.zeros((len(self.bounds), 3, layer.kernel.shape[1]))
+        out = np.empty((len(self.views), max(1, height * width), len(layer.bias)), self.dtype)
+        sums = np.zeros((len(self.bounds), 3, len(layer.bias)))
         job = self._first_job(layer, out, sums) if not self.products else self._next_job(layer, out, sums)
         share_out(job, len(self.bounds))
         self.products.append(out)
@@ -170,46 +185,44 @@ class _Pass:
 
     def _first_job(self, layer: Layer, out: Array, sums: Array) -> Callable[[int], None]:
         kernel, (mean, inverse, _) = _fold(layer.kernel, *self.input), self.of_input
-        given = self.gemm, self.views, self.padding, mean, inverse, kernel, layer.side
+        words = kernel_words(kernel, self.like)
+        given = self.like, self.views, self.padding, mean, inverse, words, len(kernel) // 4, layer.side
         return lambda number: loops.first_products(*given, *self.bounds[number], out, sums[number])
 
     def _next_job(self, layer: Layer, out: Array, sums: Array) -> Callable[[int], None]:
-        below, moments, products = self.layers[len(self.products) - 1], self.moments[-1], self.products[-1]
-        norm = np.stack([moments.mean, moments.inverse, below.gain, below.shift])
-        given = self.gemm, products, norm, layer.kernel, layer.side
+        words, columns = kernel_words(layer.kernel, self.like), layer.kernel.shape[1]
+        given = self.like, self.products[-1], self.norms[-1], words, columns, layer.side
         return lambda number: loops.next_products(*given, *self.bounds[number], out, sums[number])
 
     def backward(self, grad: Array) -> tuple[list[Array], ...]:
         """grad: [B, F] -> the gradients of kernels, biases, gains and shifts, those of the input's first."""
         grads = grad[:, None].copy()  # [B, 1, F]
         sums = np.zeros((2, grad.shape[1]), self.dtype)
-        loops.through_relu(grads, self.out, self.products[-1], sums)
+        loops.through_relu(grads, self.products[-1], self.norms[-1], sums)
         kernels, biases, gains, shifts = [], [], [], []
         for index in reversed(range(len(self.layers))):
-            layer, moments = self.layers[index], self.moments[index]
+            layer, products, (_, inverse, gain, _) = self.layers[index], self.products[index], self.norms[index]
             gains.append(sums[1])
             shifts.append(sums[0])
-            scale = layer.gain * moments.inverse
-            rows = self.products[index].shape[0] * self.products[index].shape[1]
-            means = sums / sums.dtype.type(rows) if moments.coupled else np.zeros_like(sums)
+            rows = products.shape[0] * products.shape[1]
+            means = sums / sums.dtype.type(rows) if self.coupled[index] else np.zeros_like(sums)
             # a bias moves only the batch's mean, which is subtracted
-            biases.append(np.zeros_like(layer.bias) if moments.coupled else sums[0] * scale)
+            biases.append(np.zeros_like(layer.bias) if self.coupled[index] else sums[0] * gain * inverse)
             if index:
-                grads, by_kernel, sums = self._gradient(index, grads, scale, means)
+                grads, by_kernel, sums = self._gradient(index, grads, means)
                 kernels.append(by_kernel)
-        by_folded = self._kernel_gradient(grads, scale, means)
-        by_first, by_gain, by_shift = _unfold(by_folded, self.layers[0].kernel, *self.input)
+        by_first, by_gain, by_shift = _unfold(self._kernel_gradient(grads, means), self.layers[0].kernel, *self.input)
         kernels, gains, shifts = [*kernels, by_first], [*gains, by_gain], [*shifts, by_shift]
         return kernels[::-1], biases[::-1], gains[::-1], shifts[::-1]
 
-    def _gradient(self, index: int, grads: Array, scale: Array, means: Array) -> tuple[Array, Array, Array]:
+    def _gradient(self, index: int, grads: Array, means: Array) -> tuple[Array, Array, Array]:
         """From the gradient of a layer's normalised products to that of the layer's below: that, the kernel's, sums."""
-        layer, below, normal = self.layers[index], self.layers[index - 1], self.products[index - 1]
+        layer, below = self.layers[index], self.products[index - 1]
         by_kernels = np.zeros((len(self.bounds), *layer.kernel.shape), self.dtype)
-        sums = np.zeros((len(self.bounds), 2, normal.shape[2]), self.dtype)
-        by_below = np.empty_like(normal)
+        sums = np.zeros((len(self.bounds), 2, below.shape[2]), self.dtype)
+        by_below, turned = np.empty_like(below), turned_words(layer.kernel, below.shape[2], self.like)
         given = (
-            self.gemm, grads, self.products[index], scale, means, normal, below.gain, below.shift, layer.kernel,
+            self.like, grads, self.products[index], self.norms[index], means, below, self.norms[index - 1], turned,
             layer.side,
         )  # fmt: skip
 
@@ -217,14 +230,16 @@ class _Pass:
             loops.next_gradient(*given, *self.bounds[number], by_below, by_kernels[number], sums[number])
 
         share_out(job, len(self.bounds))
-        return by_below, by_kernels.sum(0), sums.sum(0)
+        return by_below, by_kernels.sum(0)[:, : len(layer.bias)], sums.sum(0)
 
-    def _kernel_gradient(self, grads: Array, scale: Array, means: Array) -> Array:
-        """Of the first layer's folded kernel. [4*(C+1), O]"""
+    def _kernel_gradient(self, grads: Array, means: Array) -> Array:
+        """Of the first layer's folded kernel. [4*D, O]"""
         layer, (mean, inverse, _) = self.layers[0], self.of_input
-        by_kernels = np.zeros((len(self.bounds), 4 * (len(mean) + 1), layer.kernel.shape[1]), self.dtype)
+        folded = _fold(layer.kernel, *self.input)
+        by_kernels = np.zeros((len(self.bounds), *folded.shape), self.dtype)
         given = (
-            self.gemm, grads, self.products[0], scale, means, self.views, self.padding, mean, inverse, layer.side
+            self.like, grads, self.products[0], self.norms[0], means, self.views, self.padding, mean, inverse,
+            len(folded) // 4, layer.side,
         )  # fmt: skip
 
         def job(number: int) -> None:
@@ -236,19 +251,20 @@ class _Pass:
 
 class _WholeGrid(Function):
     @staticmethod
-    def forward(ctx: Any, encoder: GridEncoder, norms: list[nn.Module], views: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, encoder: GridEncoder, precision: Precision, norms: list[nn.Module], views: Tensor, *parameters: Tensor
+    ) -> Tensor:
         seen, *arrays = arrays_of(views, *parameters)
         kernels, biases, gains, shifts = arrays[:4], arrays[4:8], arrays[8:13], arrays[13:]
         height, width = (side + 2 * encoder.padding for side in encoder.shape[:2])
         sides = [*((height - size, width - size) for size in (1, 2, 3)), (0, 0)]
+        kernels = [with_columns(kernel, padded_width(kernel.shape[1], kernel.dtype)) for kernel in kernels]
         layers = [Layer(*of) for of in zip(kernels, biases, gains[1:], shifts[1:], sides, strict=True)]
-        gemm = product(parameters[0].dtype)
-        assert gemm is not None
-        ctx.over = _Pass(seen, encoder.padding, layers, gains[0], shifts[0], gemm)
+        ctx.over = _Pass(seen, encoder.padding, layers, gains[0], shifts[0], precision)
         return torch.from_numpy(ctx.over.forward(norms))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         over, ctx.over = ctx.over, None
         grads = over.backward(*arrays_of(grad))
-        return None, None, None, *(torch.from_numpy(x) for part in grads for x in part)
+        return None, None, None, None, *(torch.from_numpy(x) for part in grads for x in part)

@@ -1,10 +1,11 @@
 """Compiled loops of the grid encoder on whole views, each from one normalisation to the next.
 
-A layer is: normalise, ReLU, 2x2 patches, product. It reads the products before it once and writes its own once; what is
-in between lives in the cache, a few views at a time. Of a layer only the normalised products are kept; the backward
-pass makes everything else again, which is cheaper than to read it.
+A layer is: normalise, ReLU, product. It reads the products before it once and writes its own once; what is in between
+lives in the cache, a few views at a time. Of a layer only the products are kept; the backward pass makes everything
+else again, which is cheaper than to read it.
 
-Feature maps are [B, positions, C] with channels last. A job has the views lo … hi.
+Feature maps are [B, positions, C] with channels last. A job has the views lo … hi. Factors of products are made in the
+type of `like`, kernels come as words (`convolution`). norm: [4, C] μ, 1/σ, γ, β.
 """
 
 from __future__ import annotations
@@ -12,77 +13,52 @@ from __future__ import annotations
 import numpy as np
 
 from deir.compiled import Array, compiled
-from deir.fast.blas import multiply
+from deir.fast.convolution import convolve, convolve_back, dense, dense_back, join_dense, join_kernel
+from deir.fast.micro_kernels import rounded
 
-CHUNK = 32  # views whose patches are in the cache at a time
-
-
-@compiled
-def into_patches(maps: Array, height: int, width: int, patches: Array) -> None:
-    """The 2x2 patches of maps. maps: [n, (height+1)*(width+1), C] -> patches [n*height*width, 4*C]"""
-    count, channels = len(maps), maps.shape[2]
-    row = 0
-    for v in range(count):
-        for i in range(height):
-            for j in range(width):
-                patch = patches[row]
-                for di in range(2):
-                    for dj in range(2):
-                        cell, begin = maps[v, (i + di) * (width + 1) + j + dj], (2 * di + dj) * channels
-                        for c in range(channels):
-                            patch[begin + c] = cell[c]
-                row += 1
-
-
-@compiled
-def out_of_patches(patches: Array, height: int, width: int, maps: Array) -> None:
-    """The gradient of `into_patches`: each cell is the sum of what its patches hold of it."""
-    count, channels = len(maps), maps.shape[2]
-    for v in range(count):
-        maps[v] = 0
-        for i in range(height):
-            for j in range(width):
-                patch = patches[(v * height + i) * width + j]
-                for di in range(2):
-                    for dj in range(2):
-                        cell, begin = maps[v, (i + di) * (width + 1) + j + dj], (2 * di + dj) * channels
-                        for c in range(channels):
-                            cell[c] += patch[begin + c]
+CHUNK = 32  # views whose maps are in the cache at a time
 
 
 @compiled
 def standard_cells(views: Array, padding: int, mean: Array, inverse: Array, cells: Array) -> None:
-    """(x - μ)/σ, and a channel that is 1 on cells and 0 on padding.
+    """(x - μ)/σ, a channel that is 1 on cells and 0 on padding, and channels of 0 up to those of cells.
 
-    views: [n, H, W, C] -> cells [n, (H+2p)*(W+2p), C+1]
+    views: [n, H, W, C] -> cells [n, (H+2p)*(W+2p), C+1 or more] factors
     """
     count, height, width, channels = views.shape
-    across, number = width + 2 * padding, cells.dtype.type
+    across, one = width + 2 * padding, rounded(mean.dtype.type(1), cells)
     cells[:] = 0
     for v in range(count):
         for i in range(height):
             for j in range(width):
                 cell = cells[v, (i + padding) * across + j + padding]
                 for c in range(channels):
-                    cell[c] = (number(views[v, i, j, c]) - mean[c]) * inverse[c]
-                cell[channels] = number(1)
+                    cell[c] = rounded((mean.dtype.type(views[v, i, j, c]) - mean[c]) * inverse[c], cells)
+                cell[channels] = one
 
 
 @compiled
 def channel_moments(views: Array) -> Array:
     """Rows, mean and Σ(x - mean)² of each channel. [n, H, W, C] -> [3, C] double"""
     count, height, width, channels = views.shape
-    out = np.zeros((3, channels))
+    size, flat = height * width * channels, views.reshape(count, -1)
+    out, means, part = np.zeros((3, channels)), np.empty(size), np.zeros(size)
     out[0] = count * height * width
-    for turn in (1, 2):
-        for v in range(count):
-            for i in range(height):
-                for j in range(width):
-                    for c in range(channels):
-                        x = np.float64(views[v, i, j, c])
-                        out[turn, c] += x if turn == 1 else (x - out[1, c]) * (x - out[1, c])
-        if turn == 1:
-            out[1] /= out[0]
+    for v in range(count):
+        for k in range(size):
+            part[k] += np.float64(flat[v, k])
+    for k in range(size):
+        out[1, k % channels] += part[k]
+    out[1] /= out[0]
+    for k in range(size):
+        means[k] = out[1, k % channels]
+    part[:] = 0
+    for v in range(count):
+        for k in range(size):
+            away = np.float64(flat[v, k]) - means[k]
+            part[k] += away * away
+    for k in range(size):
+        out[2, k % channels] += part[k]
     return out
 
 
@@ -129,157 +105,123 @@ def joined(moments: Array) -> Array:
 
 
 @compiled
-def activate(products: Array, mean: Array, inverse: Array, gain: Array, bias: Array, out: Array) -> None:
-    """products become (y - μ)/σ, and out max(γ (y - μ)/σ + β, 0). products, out: [n, P, C], the others [C]"""
-    zero = out.dtype.type(0)
+def activate(products: Array, norm: Array, out: Array) -> None:
+    """max(γ (y - μ)/σ + β, 0). products: [n, P, C] -> out [n, P, C] factors"""
+    number = products.dtype.type
+    mean, scale, shift = norm[0], norm[1] * norm[2], norm[3]
     for v in range(len(products)):
         for p in range(products.shape[1]):
             y, result = products[v, p], out[v, p]
             for c in range(len(mean)):
-                normal = (y[c] - mean[c]) * inverse[c]
-                y[c] = normal
-                value = normal * gain[c] + bias[c]
-                result[c] = zero if value < zero else value
+                value = (y[c] - mean[c]) * scale[c] + shift[c]
+                result[c] = rounded(number(0) if value < number(0) else value, out)
 
 
 @compiled
-def activate_again(normal: Array, gain: Array, bias: Array, out: Array) -> None:
-    """max(γ ŷ + β, 0).   normal, out: [n, P, C]"""
-    zero = out.dtype.type(0)
-    for v in range(len(normal)):
-        for p in range(normal.shape[1]):
-            y, result = normal[v, p], out[v, p]
-            for c in range(len(gain)):
-                value = y[c] * gain[c] + bias[c]
-                result[c] = zero if value < zero else value
-
-
-@compiled
-def through_relu(grad: Array, active: Array, normal: Array, sums: Array) -> None:
-    """The gradient stays where the ReLU let something through; Σ g and Σ g ŷ join sums [2, C]. The others: [n, P, C]"""
+def through_relu(grad: Array, products: Array, norm: Array, sums: Array) -> None:
+    """The gradient stays where the ReLU lets something through; Σ g and Σ g ŷ join sums [2, C]. grad: [n, P, C]"""
     width, zero = grad.shape[2], grad.dtype.type(0)
+    mean, inverse, scale, shift = norm[0], norm[1], norm[1] * norm[2], norm[3]
     part = np.zeros((2, width), grad.dtype)
     plain, with_normal = part[0], part[1]
     for v in range(len(grad)):
         for p in range(grad.shape[1]):
-            g, a, y = grad[v, p], active[v, p], normal[v, p]
+            g, y = grad[v, p], products[v, p]
+            for c in range(width):  # short loops over few arrays each: only such are vectorised
+                g[c] = zero if (y[c] - mean[c]) * scale[c] + shift[c] <= zero else g[c]
             for c in range(width):
-                passed = zero if a[c] <= zero else g[c]
-                g[c] = passed
-                plain[c] += passed
-                with_normal[c] += passed * y[c]
-    sums += part
+                plain[c] += g[c]
+                with_normal[c] += g[c] * (y[c] - mean[c])
+    sums[0] += plain
+    sums[1] += with_normal * inverse
 
 
 @compiled
-def through_norm(grad: Array, normal: Array, scale: Array, means: Array, out: Array) -> None:
-    """dy = γ/σ (g - mean g - ŷ mean(g ŷ)).   grad, normal: [n, P, C], scale: [C], means: [2, C] -> out [n*P, C]"""
-    row, first, second = 0, means[0], means[1]
+def through_norm(grad: Array, products: Array, norm: Array, means: Array, out: Array) -> None:
+    """dy = γ/σ (g - mean g - ŷ mean(g ŷ)).   grad, products: [n, P, C], means: [2, C] -> out [n, P, ≥C] factors"""
+    mean, scale = norm[0], norm[1] * norm[2]
+    first, second = scale * means[0], scale * norm[1] * means[1]
     for v in range(len(grad)):
         for p in range(grad.shape[1]):
-            g, y, result = grad[v, p], normal[v, p], out[row]
-            for c in range(len(scale)):
-                result[c] = (g[c] - first[c] - y[c] * second[c]) * scale[c]
-            row += 1
+            g, y, result = grad[v, p], products[v, p], out[v, p]
+            for c in range(len(mean)):
+                result[c] = rounded(g[c] * scale[c] - first[c] - (y[c] - mean[c]) * second[c], out)
 
 
 @compiled
 def first_products(
-    gemm: int, views: Array, padding: int, mean: Array, inverse: Array, kernel: Array, side: tuple[int, int],
-    lo: int, hi: int, products: Array, moments: Array,
+    like: Array, views: Array, padding: int, mean: Array, inverse: Array, kernel: Array, channels: int,
+    side: tuple[int, int], lo: int, hi: int, products: Array, moments: Array,
 ) -> None:  # fmt: skip
-    """The first convolution. kernel: [4*(C+1), O], side: height and width of its output, products: [B, P, O]"""
+    """The first convolution, of cells with so many channels. side: height and width of its output [B, P, O]"""
     height, width = side
-    channels, out, number = views.shape[3] + 1, kernel.shape[1], products.dtype
-    cells = np.empty((CHUNK, (height + 1) * (width + 1), channels), number)
-    patches = np.empty((CHUNK * height * width, 4 * channels), number)
+    cells = np.empty((CHUNK, (height + 1) * (width + 1), channels), like.dtype)
     for begin in range(lo, hi, CHUNK):
         end = min(begin + CHUNK, hi)
-        count, rows = end - begin, (end - begin) * height * width
-        standard_cells(views[begin:end], padding, mean, inverse, cells[:count])
-        into_patches(cells[:count], height, width, patches[:rows])
-        result = products[begin:end].reshape(rows, out)
-        multiply(gemm, patches[:rows], False, kernel, False, result, 0.0)
-        follow(result, moments)
+        standard_cells(views[begin:end], padding, mean, inverse, cells[: end - begin])
+        convolve(cells[: end - begin], height, width, kernel, products[begin:end])
+        follow(products[begin:end].reshape(-1, products.shape[2]), moments)
 
 
 @compiled
 def next_products(
-    gemm: int, below: Array, norm: Array, kernel: Array, side: tuple[int, int], lo: int, hi: int, products: Array,
-    moments: Array,
+    like: Array, below: Array, norm: Array, kernel: Array, columns: int, side: tuple[int, int], lo: int, hi: int,
+    products: Array, moments: Array,
 ) -> None:  # fmt: skip
-    """A later convolution, or with a side of 0 a linear layer on whole maps. below: [B, P, C], of which it makes ŷ.
-
-    norm: [4, C] μ, 1/σ, γ, β of the layer below; kernel: [4*C, O] or [P*C, O]
-    """
+    """A later convolution, or with a side of 0 a linear layer whose kernel has so many columns. below: [B, P, C]"""
     height, width = side
-    places, channels, out = below.shape[1], below.shape[2], kernel.shape[1]
-    number, positions = products.dtype, max(1, height * width)
-    chunk = CHUNK if height else max(1, hi - lo)  # a linear layer reads its large kernel once
-    active = np.empty((chunk, places, channels), number)
-    patches = np.empty((chunk * positions if height else 0, 4 * channels), number)
-    for begin in range(lo, hi, chunk):
-        end = min(begin + chunk, hi)
-        count, rows = end - begin, (end - begin) * positions
-        activate(below[begin:end], norm[0], norm[1], norm[2], norm[3], active[:count])
-        result = products[begin:end].reshape(rows, out)
+    active = np.empty((CHUNK, below.shape[1], below.shape[2]), like.dtype)
+    result = np.empty((CHUNK, 1, columns), products.dtype)
+    for begin in range(lo, hi, CHUNK):
+        end = min(begin + CHUNK, hi)
+        count = end - begin
+        activate(below[begin:end], norm, active[:count])
         if height:
-            into_patches(active[:count], height, width, patches[:rows])
-            multiply(gemm, patches[:rows], False, kernel, False, result, 0.0)
+            convolve(active[:count], height, width, kernel, products[begin:end])
         else:
-            multiply(gemm, active[:count].reshape(count, places * channels), False, kernel, False, result, 0.0)
-        follow(result, moments)
+            dense(active[:count], kernel, result[:count])
+            products[begin:end] = result[:count, :, : products.shape[2]]
+        follow(products[begin:end].reshape(-1, products.shape[2]), moments)
 
 
 @compiled
 def next_gradient(
-    gemm: int, grad: Array, normal: Array, scale: Array, means: Array, below: Array, gain: Array, bias: Array,
-    kernel: Array, side: tuple[int, int], lo: int, hi: int, grad_below: Array, grad_kernel: Array, sums: Array,
+    like: Array, grad: Array, products: Array, norm: Array, means: Array, below: Array, norm_below: Array,
+    turned: Array, side: tuple[int, int], lo: int, hi: int, grad_below: Array, grad_kernel: Array, sums: Array,
 ) -> None:  # fmt: skip
     """The gradient of `next_products`: from that of its normalised output to that of the one below.
 
-    grad, normal: [B, P', O], scale: [O] γ/σ, means: [2, O] of g and g ŷ over the batch; below: ŷ [B, P, C]
+    grad, products: [B, P', O], means: [2, O] of g and g ŷ over the batch; below: [B, P, C]
     """
     height, width = side
-    places, channels, out = below.shape[1], below.shape[2], kernel.shape[1]
-    number, positions = grad.dtype, max(1, height * width)
-    chunk = CHUNK if height else max(1, hi - lo)
-    active = np.empty((chunk, places, channels), number)
-    patches = np.empty((chunk * positions if height else 0, 4 * channels), number)
-    by_product = np.empty((chunk * positions, out), number)
-    for begin in range(lo, hi, chunk):
-        end = min(begin + chunk, hi)
-        count, rows = end - begin, (end - begin) * positions
-        by_rows, target = by_product[:rows], grad_below[begin:end]
-        through_norm(grad[begin:end], normal[begin:end], scale, means, by_rows)
-        activate_again(below[begin:end], gain, bias, active[:count])
+    active = np.empty((CHUNK, below.shape[1], below.shape[2]), like.dtype)
+    by_product = np.zeros((CHUNK, grad.shape[1], grad_kernel.shape[1]), like.dtype)
+    for begin in range(lo, hi, CHUNK):
+        end = min(begin + CHUNK, hi)
+        factors, by_factors, target = active[: end - begin], by_product[: end - begin], grad_below[begin:end]
+        through_norm(grad[begin:end], products[begin:end], norm, means, by_factors)
+        activate(below[begin:end], norm_below, factors)
         if height:
-            into_patches(active[:count], height, width, patches[:rows])
-            multiply(gemm, patches[:rows], True, by_rows, False, grad_kernel, 1.0)
-            multiply(gemm, by_rows, False, kernel, True, patches[:rows], 0.0)
-            out_of_patches(patches[:rows], height, width, target)
+            join_kernel(factors, by_factors, height, width, grad_kernel)
+            convolve_back(by_factors, height, width, turned, target)
         else:
-            flat = active[:count].reshape(count, places * channels)
-            multiply(gemm, flat, True, by_rows, False, grad_kernel, 1.0)
-            multiply(gemm, by_rows, False, kernel, True, target.reshape(count, places * channels), 0.0)
-        through_relu(target, active[:count], below[begin:end], sums)
+            join_dense(factors, by_factors, grad_kernel)
+            dense_back(by_factors, turned, target)
+        through_relu(target, below[begin:end], norm_below, sums)
 
 
 @compiled
 def first_gradient(
-    gemm: int, grad: Array, normal: Array, scale: Array, means: Array, views: Array, padding: int, mean: Array,
-    inverse: Array, side: tuple[int, int], lo: int, hi: int, grad_kernel: Array,
+    like: Array, grad: Array, products: Array, norm: Array, means: Array, views: Array, padding: int, mean: Array,
+    inverse: Array, channels: int, side: tuple[int, int], lo: int, hi: int, grad_kernel: Array,
 ) -> None:  # fmt: skip
     """The gradient of `first_products` by its kernel; nothing wants that of its input."""
     height, width = side
-    channels, number = views.shape[3] + 1, grad.dtype
-    cells = np.empty((CHUNK, (height + 1) * (width + 1), channels), number)
-    patches = np.empty((CHUNK * height * width, 4 * channels), number)
-    by_product = np.empty((CHUNK * height * width, grad.shape[2]), number)
+    cells = np.empty((CHUNK, (height + 1) * (width + 1), channels), like.dtype)
+    by_product = np.empty((CHUNK, grad.shape[1], grad.shape[2]), like.dtype)
     for begin in range(lo, hi, CHUNK):
         end = min(begin + CHUNK, hi)
-        count, rows = end - begin, (end - begin) * height * width
-        through_norm(grad[begin:end], normal[begin:end], scale, means, by_product[:rows])
-        standard_cells(views[begin:end], padding, mean, inverse, cells[:count])
-        into_patches(cells[:count], height, width, patches[:rows])
-        multiply(gemm, patches[:rows], True, by_product[:rows], False, grad_kernel, 1.0)
+        factors, by_factors = cells[: end - begin], by_product[: end - begin]
+        through_norm(grad[begin:end], products[begin:end], norm, means, by_factors)
+        standard_cells(views[begin:end], padding, mean, inverse, factors)
+        join_kernel(factors, by_factors, height, width, grad_kernel)

@@ -11,15 +11,19 @@ from torch.autograd import Function
 
 from deir.algorithm.networks import GridEncoder
 from deir.compiled import Array
+from deir.config import Precision
 from deir.fast import map_loops as loops
 from deir.fast.arrays import arrays_of
-from deir.fast.blas import product
+from deir.fast.convolution import factors_of, kernel_words, multiple, padded_width, turned_words
+from deir.fast.micro_kernels import OUTER
 from deir.fast.threads import share_out
 
 # mypy: disable-error-code="override"
 
 
-def embed_maps(encoder: GridEncoder, views: Tensor, kernels: list[Tensor], bounds: list[tuple[int, int]]) -> Tensor:
+def embed_maps(
+    encoder: GridEncoder, views: Tensor, kernels: list[Tensor], bounds: list[tuple[int, int]], precision: Precision
+) -> Tensor:
     """[B, H, W, C] -> [B, features]; kernels: [K, O] of each layer, bounds: where each job begins and ends"""
     layers = [*encoder.convs, encoder.linear]
     norms = [encoder.input_norm, *encoder.norms, encoder.output_norm]
@@ -28,7 +32,7 @@ def embed_maps(encoder: GridEncoder, views: Tensor, kernels: list[Tensor], bound
         assert isinstance(norm, nn.LayerNorm)
         gains.append(_by_position(norm.weight))
         shifts.append(_by_position(norm.bias))
-    return _WholeMaps.apply(encoder, bounds, views, *kernels, *biases, *gains, *shifts)
+    return _WholeMaps.apply(encoder, precision, bounds, views, *kernels, *biases, *gains, *shifts)
 
 
 def _by_position(parameter: Tensor) -> Tensor:
@@ -36,39 +40,61 @@ def _by_position(parameter: Tensor) -> Tensor:
     return parameter[None] if parameter.dim() == 1 else parameter.flatten(1).T.contiguous()
 
 
+def _with_channels(kernel: Array, channels: int) -> Array:
+    """Rows of 0 after those of each corner, so that there are so many. [4*C, O] -> [4*channels, O]"""
+    by_corner = kernel.reshape(4, len(kernel) // 4, -1)
+    return np.pad(by_corner, ((0, 0), (0, channels - by_corner.shape[1]), (0, 0))).reshape(-1, kernel.shape[1])
+
+
 class _WholeMaps(Function):
     @staticmethod
-    def forward(ctx: Any, encoder: GridEncoder, bounds: Any, views: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, encoder: GridEncoder, precision: Precision, bounds: Any, views: Tensor, *parameters: Tensor
+    ) -> Tensor:
         seen, *arrays = arrays_of(views, *parameters)
         kernels, biases, gains, shifts = (tuple(arrays[i:j]) for i, j in ((0, 4), (4, 8), (8, 13), (13, 18)))
         dtype, count = kernels[0].dtype, len(seen)
-        products = tuple(np.empty((count, *gain.shape), dtype) for gain in gains[1:])
-        inverses, out = np.empty((4, count), dtype), np.empty((count, *gains[-1].shape), dtype)
+        ctx.kernels = kernels
+        first, width = _with_channels(kernels[0], multiple(seen.shape[3], OUTER)), kernels[3].shape[1]
+        last = np.pad(kernels[3], ((0, 0), (0, padded_width(width, dtype) - width)))
+        kernels, like = (first, *kernels[1:3], last), factors_of(precision, dtype)
+        made = tuple(np.empty((count, *gain.shape), dtype) for gain in gains[3:])
+        inverses, out = np.empty((2, count), dtype), np.empty((count, *gains[-1].shape), dtype)
         norm = encoder.output_norm
         assert isinstance(norm, nn.LayerNorm)
-        given = product(parameters[0].dtype), seen, encoder.padding, norm.eps, gains, shifts, kernels
-        share_out(lambda job: loops.map_products(*given, biases, *bounds[job], products, inverses, out), len(bounds))
-        ctx.given, ctx.bounds, ctx.made = given, bounds, (products, inverses, out)
-        ctx.shapes = [[x.shape for x in part] for part in (kernels, biases, gains)]
+        words = tuple(kernel_words(kernel, like) for kernel in kernels)
+        given = like, seen, encoder.padding, norm.eps, gains, shifts, kernels, biases, words
+        share_out(lambda job: loops.map_products(*given, *bounds[job], *made, inverses, out), len(bounds))
+        ctx.given, ctx.bounds, ctx.made = given, bounds, (*made, inverses)
         return torch.from_numpy(out[:, 0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         given, made, ctx.given, ctx.made = ctx.given, ctx.made, None, None
-        grads, dtype = grad.detach().numpy()[:, None].copy(), made[2].dtype
-        kernels, biases, gains = ctx.shapes
-        sums = [[np.zeros((2, *shape), dtype) for shape in gains] for _ in ctx.bounds]
-        parts = [[[np.zeros(shape, dtype) for shape in shapes] for shapes in (kernels, biases)] for _ in ctx.bounds]
+        like, seen, _, _, gains, _, kernels, biases, _ = given
+        grads, dtype, channels = grad.detach().numpy()[:, None].copy(), kernels[0].dtype, seen.shape[3]
+        sums = [[np.zeros((2, *gain.shape), dtype) for gain in gains] for _ in ctx.bounds]
+        parts = [[[np.zeros_like(x) for x in arrays] for arrays in (kernels, biases)] for _ in ctx.bounds]
+        cells = _with_channels(ctx.kernels[0], padded_width(channels, dtype))
+        turned = tuple(
+            turned_words(kernel, size, like)
+            for kernel, size in zip(
+                (cells, *kernels[1:]), (len(cells) // 4, *(gain.shape[1] for gain in gains[1:4])), strict=True
+            )
+        )
 
         def job(number: int) -> None:
             by_kernels, by_biases = map(tuple, parts[number])
-            loops.map_gradient(*given, *ctx.bounds[number], *made, grads, by_kernels, by_biases, tuple(sums[number]))
+            given_back = *given, turned, *ctx.bounds[number], *made, grads
+            loops.map_gradient(*given_back, by_kernels, by_biases, tuple(sums[number]))
 
         share_out(job, len(ctx.bounds))
         by_kernels, by_biases = ([sum_of(of) for of in zip(*part, strict=True)] for part in zip(*parts, strict=True))
+        by_kernels[0] = by_kernels[0].reshape(4, len(kernels[0]) // 4, -1)[:, :channels].reshape(ctx.kernels[0].shape)
+        by_kernels[3] = by_kernels[3][:, : ctx.kernels[3].shape[1]]
         both = [sum_of(of) for of in zip(*sums, strict=True)]
         found = [*by_kernels, *by_biases, *(x[1] for x in both), *(x[0] for x in both)]
-        return None, None, None, *map(torch.from_numpy, found)
+        return None, None, None, None, *map(torch.from_numpy, found)
 
 
 def sum_of(arrays: tuple[Array, ...]) -> Array:

@@ -11,7 +11,16 @@ from gymnasium import Space
 from torch import nn
 
 from deir.algorithm.actions import actions_of
-from deir.algorithm.networks import Encoder, FlatEncoder, GridEncoder, PartsEncoder, VectorEncoder, encoder_kind
+from deir.algorithm.networks import (
+    ConvEncoder,
+    Encoder,
+    FlatEncoder,
+    GridEncoder,
+    ImpalaEncoder,
+    PartsEncoder,
+    VectorEncoder,
+    encoder_kind,
+)
 from deir.algorithm.ops import Ops, PlainOps
 from deir.algorithm.overlap import InTurn
 from deir.algorithm.policy import Policy
@@ -23,6 +32,8 @@ from deir.envs.base import VectorEnvs
 from deir.envs.spaces import PackedBox
 from deir.errors import invalid
 from deir.fast.allocator import keep_freed_memory
+from deir.fast.blas import has_bf16
+from deir.fast.grid_encoder import shares_patches
 from deir.fast.ops import FastOps
 from deir.fast.overlap import Beside
 from deir.fast.threads import available_threads, use_threads
@@ -36,7 +47,14 @@ def make_ops(config: Config) -> Ops:
     on_cpu = torch.device(config.device).type == "cpu"
     if config.ops == "fast" and not on_cpu:
         raise invalid("ops", config.ops, f"'plain' on {config.device}: the fast code is for a CPU")
-    return FastOps() if (config.ops or ("fast" if on_cpu else "plain")) == "fast" else PlainOps()
+    fast = (config.ops or ("fast" if on_cpu else "plain")) == "fast"
+    if config.precision == "bf16" and not fast:
+        raise invalid(
+            "precision", "bf16", f"'fp32' with plain PyTorch on {config.device} (bf16 needs --ops fast on a CPU)"
+        )
+    if config.precision == "bf16" and not has_bf16():
+        raise invalid("precision", "bf16", "'fp32' on this CPU: it has no products of bf16 numbers (avx512_bf16)")
+    return FastOps(config.precision) if fast else PlainOps()
 
 
 def make_trainer(
@@ -56,6 +74,11 @@ def make_trainer(
     policy = Policy(*spaces, config.network, ops).to(config.device)
     use_threads(threads, has_large_operations(ops, policy, model.reward))
     _LOGGER.info(networks_of(config, *spaces))
+    if config.precision == "bf16" and not rounds_products(envs.repeats, policy, model.reward):
+        _LOGGER.warning(
+            "precision: bf16 changes nothing here: it is for what does not repeat (noise, layer "
+            "normalisation on grids, images); these observations repeat or are vectors"
+        )
     return Trainer(config, wrap(envs), policy, model, Beside() if overlaps else InTurn(), hooks)
 
 
@@ -67,6 +90,13 @@ def has_large_operations(ops: Ops, *networks: nn.Module) -> bool:
     small: set[type] = {VectorEncoder, FlatEncoder, PartsEncoder}
     small |= {GridEncoder} if isinstance(ops, FastOps) else set()
     return any(isinstance(m, Encoder) and type(m) not in small for network in networks for m in network.modules())
+
+
+def rounds_products(repeats: bool, *networks: nn.Module) -> bool:
+    """Whether --precision makes a difference to any of their encoders. repeats: the observations do"""
+    encoders = [m for network in networks for m in network.modules() if isinstance(m, Encoder)]
+    whole = [m for m in encoders if type(m) is GridEncoder and not (repeats and shares_patches(m))]
+    return bool(whole) or any(isinstance(m, (ConvEncoder, ImpalaEncoder)) for m in encoders)
 
 
 def works_beside(config: Config, observations: Space[Any]) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REQUIRED = ("env", "method", "steps", "seeds", "n_trials", "search")
 KEYS = ("name", *REQUIRED, "objective", "pruner", "sampler", "overrides")
-FIXED = ("env.id", "method", "preset", "steps", "seed", "device", "threads", "ops", "loggers")
+FIXED = ("env.id", "method", "preset", "steps", "seed", "device", "threads", "ops", "precision", "loggers")
 OBJECTIVES = ("area", "final")
 PRUNER_KEYS = ("kind", "startup_trials", "warmup", "factor")
 PRUNERS = ("median", "halving", "none")
