@@ -12,35 +12,38 @@ from __future__ import annotations
 import numpy as np
 
 from deir.compiled import Array, compiled, compiled_sums
+from deir.fast.blas import multiply
 
 BLOCK = 1024  # numbers
+LANES = 16  # every layer before pooling has a multiple of that many channels
 
 
 @compiled_sums
-def moments(maps: Array, eps: float, mean: Array, inverse: Array) -> None:
-    """Those of each map: μ and 1/σ. maps: [n, M], the others [n]"""
-    number, size = maps.dtype.type, maps.dtype.type(maps.shape[1])
-    for v in range(len(maps)):
-        y = maps[v]
-        mean[v], inverse[v] = number(0), number(1)
-        if eps < 0:
-            continue
-        total, squares = number(0), number(0)
-        for i in range(len(y)):
-            total += y[i]
-        average = total / size
-        for i in range(len(y)):
-            squares += (y[i] - average) * (y[i] - average)
-        mean[v], inverse[v] = average, number(1) / np.sqrt(squares / size + number(eps))
+def _moments(y: Array, eps: float) -> tuple[float, float]:
+    """μ and 1/σ. y: [M]"""
+    number, size = y.dtype.type, y.dtype.type(len(y))
+    total, squares = number(0), number(0)
+    if eps < 0:
+        return number(0), number(1)
+    for i in range(len(y)):
+        total += y[i]
+    mean = total / size
+    for i in range(len(y)):
+        squares += (y[i] - mean) * (y[i] - mean)
+    return mean, number(1) / np.sqrt(squares / size + number(eps))
 
 
 @compiled
-def standardise(maps: Array, mean: Array, inverse: Array, normal: Array) -> None:
-    """ŷ = (y - μ)/σ.   maps, normal: [n, M], which may be the same"""
+def _standardise(y: Array, mean: float, inverse: float, out: Array) -> None:
+    for i in range(len(y)):
+        out[i] = (y[i] - mean) * inverse
+
+
+@compiled
+def standardise(maps: Array, moments: Array, normal: Array) -> None:
+    """ŷ = (y - μ)/σ by moments that are known. maps, normal: [n, M], which may be the same; moments: [2, n]"""
     for v in range(len(maps)):
-        y, out, m, s = maps[v], normal[v], mean[v], inverse[v]
-        for i in range(len(y)):
-            out[i] = (y[i] - m) * s
+        _standardise(maps[v], moments[0, v], moments[1, v], normal[v])
 
 
 @compiled
@@ -68,6 +71,28 @@ def activate(normal: Array, gain: Array, shift: Array, out: Array) -> None:
         for i in range(len(y)):
             value = y[i] * gain[i] + shift[i]
             result[i] = zero if value < zero else value
+
+
+@compiled
+def normalise_and_activate(
+    maps: Array, eps: float, moments: Array, gain: Array, shift: Array, normal: Array, out: Array
+) -> None:
+    """Finds the moments [2, n], and makes ŷ and max(γ ŷ + β, 0) [n, M]; ŷ may take the place of the maps."""
+    for v in range(len(maps)):
+        moments[0, v], moments[1, v] = _moments(maps[v], eps)
+        _standardise(maps[v], moments[0, v], moments[1, v], normal[v])
+        activate(normal[v : v + 1], gain, shift, out[v : v + 1])
+
+
+@compiled
+def normalise_and_add(
+    maps: Array, eps: float, moments: Array, gain: Array, shift: Array, normal: Array, x: Array, out: Array
+) -> None:
+    """The same for x + γ ŷ + β."""
+    for v in range(len(maps)):
+        moments[0, v], moments[1, v] = _moments(maps[v], eps)
+        _standardise(maps[v], moments[0, v], moments[1, v], normal[v])
+        add_scaled(normal[v : v + 1], gain, shift, x[v : v + 1], out[v : v + 1])
 
 
 @compiled
@@ -113,12 +138,12 @@ def through_norm(
     """dy = (γ g - mean(γ g) - ŷ mean(γ g ŷ))/σ, with the means over each map."""
     number, width = grad.dtype.type, grad.shape[1]
     zero, size = number(0), number(width)
-    part = np.zeros((len(grad), 2), grad.dtype)
-    for lo in range(0, width, BLOCK):
-        hi = min(lo + BLOCK, width)
-        scale, offset, plain, with_normal = gain[lo:hi], shift[lo:hi], sums[0, lo:hi], sums[1, lo:hi]
-        for v in range(len(grad)):
-            g, y = grad[v, lo:hi], normal[v, lo:hi]
+    for v in range(len(grad)):
+        total, with_total = zero, zero
+        for lo in range(0, width, BLOCK):
+            hi = min(lo + BLOCK, width)
+            g, y, scale, offset = grad[v, lo:hi], normal[v, lo:hi], gain[lo:hi], shift[lo:hi]
+            plain, with_normal = sums[0, lo:hi], sums[1, lo:hi]
             if stopped:
                 for i in range(len(g)):
                     g[i] = zero if y[i] * scale[i] + offset[i] <= zero else g[i]
@@ -132,74 +157,87 @@ def through_norm(
                 g[i] = a
                 first += a
                 second += a * y[i]
-            part[v, 0] += first
-            part[v, 1] += second
-    for v in range(len(grad)):
+            total += first
+            with_total += second
+        mean, with_mean = (total / size, with_total / size) if eps >= 0 else (zero, zero)
         g, y, factor = grad[v], normal[v], inverse[v]
-        mean, with_mean = (part[v, 0] / size, part[v, 1] / size) if eps >= 0 else (zero, zero)
-        for i in range(len(g)):
+        for i in range(width):
             g[i] = (g[i] - mean - y[i] * with_mean) * factor
 
 
 @compiled
-def pool(
-    normal: Array, gain: Array, shift: Array, sides: tuple[int, int, int], out: Array, places: Array
+def normalise_and_pool(
+    maps: Array, eps: float, moments: Array, gain: Array, shift: Array, normal: Array, sides: tuple[int, int, int],
+    out: Array, places: Array,
 ) -> None:  # fmt: skip
-    """The largest γ ŷ + β of 3x3 cells around every second one, and which: 3 down + right, of equals the first.
-
-    normal: [n, H*W*C], sides: H, W, C; out, places: [n, h*w*C], places of bytes
-    """
-    height, width, channels = sides
-    across = (width + 1) // 2
-    lowest = -np.inf
-    line = np.full((width + 2) * channels, lowest, out.dtype)  # one row of cells, with a cell around
-    rows = np.empty((3, across * channels), out.dtype)  # the largest of three cells side by side, of three rows
-    rights = np.zeros((3, across * channels), np.int32)
-    top, middle, bottom = rows[0], rows[1], rows[2]
-    tops, middles, bottoms = rights[0], rights[1], rights[2]
-    full = width * channels
-    for v in range(len(normal)):
-        bottom[:] = lowest
-        for i in range((height + 1) // 2):
-            top[:], tops[:] = bottom, bottoms  # rows 2i-1, 2i, 2i+1
-            begin = 2 * i * full
-            cells = slice(begin, begin + full)
-            _scale(normal[v, cells], gain[cells], shift[cells], line[channels : channels + full])
-            _largest_of_three(line, across, channels, middle, middles)
-            if 2 * i + 1 < height:
-                cells = slice(begin + full, begin + 2 * full)
-                _scale(normal[v, cells], gain[cells], shift[cells], line[channels : channels + full])
-                _largest_of_three(line, across, channels, bottom, bottoms)
-            else:
-                bottom[:] = lowest
-            target = slice(i * across * channels, (i + 1) * across * channels)
-            best, where = out[v, target], places[v, target]
-            for k in range(len(best)):
-                value, place = top[k], tops[k]
-                if middle[k] > value or middle[k] != middle[k]:
-                    value, place = middle[k], np.int32(3) + middles[k]
-                if bottom[k] > value or bottom[k] != bottom[k]:
-                    value, place = bottom[k], np.int32(6) + bottoms[k]
-                best[k] = value
-                where[k] = np.uint8(place)
+    """The same for the largest γ ŷ + β of 3x3 cells around every second one, and which: 3 down + right, of equals the
+    first. sides: H, W, C; out, places: [n, h*w*C], places of bytes"""
+    for v in range(len(maps)):
+        moments[0, v], moments[1, v] = _moments(maps[v], eps)
+        _standardise(maps[v], moments[0, v], moments[1, v], normal[v])
+        _pool(normal[v], gain, shift, sides, out[v], places[v])
 
 
 @compiled
-def _largest_of_three(line: Array, across: int, channels: int, best: Array, where: Array) -> None:
-    """Of cells 2j, 2j+1, 2j+2 of a line with a cell around. best, where: [across*C]"""
-    for j in range(across):
-        begin = 2 * j * channels
-        left, centre = line[begin : begin + channels], line[begin + channels : begin + 2 * channels]
-        right = line[begin + 2 * channels : begin + 3 * channels]
-        target, place = best[j * channels : (j + 1) * channels], where[j * channels : (j + 1) * channels]
-        for c in range(channels):
-            value, index = left[c], np.int32(0)
-            if centre[c] > value or centre[c] != centre[c]:
-                value, index = centre[c], np.int32(1)
-            if right[c] > value or right[c] != right[c]:
-                value, index = right[c], np.int32(2)
-            target[c] = value
-            place[c] = index
+def _pool(normal: Array, gain: Array, shift: Array, sides: tuple[int, int, int], out: Array, places: Array) -> None:
+    """Around every cell of a row, of which every second one is taken: long loops are faster than half as many."""
+    height, width, channels = sides
+    full, across = width * channels, (width + 1) // 2 * channels
+    line = np.full(full + 2 * channels, -np.inf, out.dtype)  # one row of cells, with a cell around
+    rows = np.full((3, full), -np.inf, out.dtype)  # the largest of three cells side by side, of three rows
+    rights = np.zeros((3, full), np.int32)
+    best, where = np.empty(full, out.dtype), np.empty(full, np.int32)
+    for i in range((height + 1) // 2):
+        rows[0], rights[0] = rows[2], rights[2]
+        for turn in range(1, 3):
+            row = 2 * i + turn - 1
+            if row < height:
+                cells = slice(row * full, row * full + full)
+                _scale(normal[cells], gain[cells], shift[cells], line[channels : channels + full])
+                _largest(line, line[channels:], line[2 * channels :], rows[turn])
+                _which(line, line[channels:], line[2 * channels :], rights[turn])
+            else:
+                rows[turn] = -np.inf
+        _largest(rows[0], rows[1], rows[2], best)
+        _which(rows[0], rows[1], rows[2], where)
+        _code(where, rights[0], rights[1], rights[2])
+        _every_second(best, channels, out[i * across : (i + 1) * across])
+        _every_second(where, channels, places[i * across : (i + 1) * across])
+
+
+@compiled
+def _code(downs: Array, first: Array, second: Array, third: Array) -> None:
+    """3 down + right, in the place of down"""
+    for k in range(len(downs)):
+        right = first[k] if downs[k] == 0 else second[k]
+        right = third[k] if downs[k] == 2 else right
+        downs[k] = np.int32(3) * downs[k] + right
+
+
+@compiled
+def _every_second(cells: Array, channels: int, out: Array) -> None:
+    """cells: [W*C] -> out [(W+1)/2*C]"""
+    number = out.dtype.type
+    for j in range(0, len(out), LANES):
+        begin = 2 * (j // channels) * channels + j % channels
+        for c in range(LANES):  # of known length: one that is not would be too short to be vectorised
+            out[j + c] = number(cells[begin + c])
+
+
+@compiled
+def _largest(first: Array, second: Array, third: Array, out: Array) -> None:
+    for k in range(len(out)):
+        value = second[k] if (second[k] > first[k]) | (second[k] != second[k]) else first[k]
+        out[k] = third[k] if (third[k] > value) | (third[k] != third[k]) else value
+
+
+@compiled
+def _which(first: Array, second: Array, third: Array, out: Array) -> None:
+    """0, 1 or 2: of equals the first"""
+    for k in range(len(out)):
+        later = (second[k] > first[k]) | (second[k] != second[k])
+        value, place = second[k] if later else first[k], np.int32(1) if later else np.int32(0)
+        out[k] = np.int32(2) if (third[k] > value) | (third[k] != third[k]) else place
 
 
 @compiled
@@ -221,28 +259,20 @@ def out_of_pool(grad: Array, places: Array, sides: tuple[int, int, int], out: Ar
 
 
 @compiled_sums
-def image_moments(images: Array, scale: float, eps: float, mean: Array, inverse: Array) -> None:
-    """Of images x · scale [n, M]: μ and 1/σ [n]."""
-    number, size = mean.dtype.type, mean.dtype.type(images.shape[1])
-    factor = number(scale)
+def image_moments(images: Array, scale: float, eps: float, moments: Array) -> None:
+    """Of images x · scale [n, M]: μ and 1/σ [2, n]."""
+    number = moments.dtype.type
+    line = np.empty(images.shape[1], moments.dtype)
     for v in range(len(images)):
         x = images[v]
-        mean[v], inverse[v] = number(0), number(1)
-        if eps < 0:
-            continue
-        total, squares = number(0), number(0)
         for i in range(len(x)):
-            total += number(x[i])
-        average = total * factor / size
-        for i in range(len(x)):
-            away = number(x[i]) * factor - average
-            squares += away * away
-        mean[v], inverse[v] = average, number(1) / np.sqrt(squares / size + number(eps))
+            line[i] = number(x[i]) * number(scale)
+        moments[0, v], moments[1, v] = _moments(line, eps)
 
 
 @compiled
 def standard_blocks(
-    images: Array, scale: float, mean: Array, inverse: Array, sides: tuple[int, int, int], block: int, out: Array
+    images: Array, scale: float, moments: Array, sides: tuple[int, int, int], block: int, out: Array
 ) -> None:
     """(x · scale - μ)/σ of blocks of cells, which become cells of block*block*C channels: down, right, channel.
 
@@ -252,7 +282,7 @@ def standard_blocks(
     number = out.dtype.type
     factor, along = number(scale), block * channels
     for v in range(len(images)):
-        m, s, target = mean[v], inverse[v], 0
+        m, s, target = moments[0, v], moments[1, v], 0
         for i in range(height // block):
             for j in range(width // block if block > 1 else 1):
                 for down in range(block):
@@ -284,21 +314,28 @@ def join_sums(grad: Array, normal: Array, sums: Array) -> None:
 
 
 @compiled
-def out_of_taps(taps: Array, sides: tuple[int, int, int], out: Array) -> None:
-    """What a 3x3 convolution with a cell around gives back to its input: the sum of what was taken from each cell.
+def input_gradient(gemm: int, grad: Array, kernel: Array, sides: tuple[int, int, int], out: Array) -> None:
+    """What a 3x3 convolution with a cell around gives back to its input: to each cell what was taken from it.
 
-    taps: [9*C, n*H*W] by place of the kernel (down, right, channel), sides: H, W, C; out: [n, C, H, W]
+    grad: [n, H*W, O], kernel: [9*C, O] by place (down, right, channel), sides: H, W, C; out: [n, C, H, W]
     """
     height, width, channels = sides
-    out[:] = 0
+    taps = np.empty((len(kernel), height * width), grad.dtype)
     for v in range(len(out)):
+        multiply(gemm, kernel, False, grad[v], True, taps, 0.0)
+        whole = out[v].reshape(channels, height * width)
+        whole[:] = 0
         for place in range(9):
             down, right = place // 3 - 1, place % 3 - 1
-            lo, hi = max(0, -right), min(width, width - right)
             for c in range(channels):
-                for i in range(max(0, -down), min(height, height - down)):
-                    begin = (v * height + i) * width
-                    source = taps[place * channels + c, begin + lo : begin + hi]
-                    target = out[v, c, i + down, lo + right : hi + right]
-                    for k in range(len(source)):
-                        target[k] += source[k]
+                source, target = taps[place * channels + c], whole[c]
+                if right:  # what would come out at the other side
+                    source[width - 1 if right > 0 else 0 :: width] = 0
+                step = down * width + right
+                _add(source[max(0, -step) : len(source) - max(0, step)], target[max(0, step) :])
+
+
+@compiled
+def _add(x: Array, out: Array) -> None:
+    for k in range(len(x)):
+        out[k] += x[k]

@@ -10,7 +10,9 @@ number of threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ from deir.fast.threads import in_parallel
 
 JOBS = 16  # that a batch is divided into at most, whatever the number of threads
 SMALLEST = 16  # images of a job
+WORTHWHILE = 1 << 20  # bytes of an array that is kept for the next batch
 
 
 class Layer(NamedTuple):
@@ -69,6 +72,33 @@ def filled(given: Sequence[Tensor], size: int, dtype: torch.dtype) -> tuple[Arra
     return gain, shift
 
 
+class Shelf:
+    """Arrays of bytes that were given back, for whoever needs one: of new ones the system would clear every page."""
+
+    def __init__(self) -> None:
+        self.free: list[Array] = []
+        self.lock = Lock()
+
+    def take(self, size: int) -> Array:
+        """At least so many bytes: the smallest there is, if it is not more than twice as large."""
+        with self.lock:
+            fits = [array for array in self.free if size <= len(array) <= 2 * size]
+            if not fits:
+                return np.empty(size, np.uint8)
+            best = min(fits, key=len)
+            self.free = [array for array in self.free if array is not best]
+            return best
+
+    def give(self, arrays: list[Array]) -> None:
+        """Nobody may use them any more. Those that are too small to matter are dropped."""
+        with self.lock:
+            self.free += [array for array in arrays if len(array) >= WORTHWHILE]
+        arrays.clear()
+
+
+SHELF = Shelf()
+
+
 class ImagePass:
     """Networks derive from it and give `body` and `body_gradient` of images lo … hi."""
 
@@ -86,14 +116,19 @@ class ImagePass:
         self.weight, self.bias = tail[:2]
         self.gain, self.shift = filled(tail[2:], len(self.bias), self.bias.dtype)
         count, self.dtype = len(images), self.gain.dtype
+        self.kept: list[Array] = []  # of bytes
         self.normals = [self.room(count if layer.kept else 0, len(layer.gain)) for layer in layers]
         self.moments = [self.room(2, count) for _ in range(len(layers) + 2)]  # μ, 1/σ of layers, tail and input
         self.flat = self.room(count, self.weight.shape[1])
-        self.products_of_tail, self.out = self.room(count, len(self.gain)), np.empty((count, len(self.gain)), self.dtype)
+        self.products_of_tail, self.out = (
+            self.room(count, len(self.gain)),
+            np.empty((count, len(self.gain)), self.dtype),
+        )
 
     def room(self, *shape: int) -> Array:
         """What stays until the backward pass, of all images."""
-        return np.empty(shape, self.dtype)
+        self.kept.append(SHELF.take(math.prod(shape) * self.dtype.itemsize))
+        return self.kept[-1][: math.prod(shape) * self.dtype.itemsize].view(self.dtype).reshape(shape)
 
     def bounds(self) -> list[tuple[int, int]]:
         """Where each job begins and ends; of the number of images alone."""
@@ -115,11 +150,14 @@ class ImagePass:
 
     def forward(self) -> Tensor:
         in_parallel(lambda job: self._embed(*job), self.bounds())
+        if not self.keep:
+            SHELF.give(self.kept)
         return torch.from_numpy(self.out)
 
     def backward(self, grad: Tensor) -> list[Tensor]:
         """grad: [B, F] -> the gradients of input gain and shift, of kernel, bias, gain, shift of each layer and tail"""
         parts = in_parallel(lambda job: self._gradient(*job, grad[job[0] : job[1]]), self.bounds())
+        SHELF.give(self.kept)
         return [_sum_in_order(part) for part in zip(*parts, strict=True)]
 
     def _embed(self, lo: int, hi: int) -> None:
@@ -127,10 +165,8 @@ class ImagePass:
             self.flat[begin:end] = self.body(begin, end)
         flat, products = torch.from_numpy(self.flat[lo:hi]), self.products_of_tail[lo:hi]
         torch.addmm(self.bias, flat, self.weight.T, out=torch.from_numpy(products))
-        mean, inverse = self.moments[-2][:, lo:hi]
-        loops.moments(products, self.eps, mean, inverse)
-        loops.standardise(products, mean, inverse, products)
-        loops.activate(products, self.gain, self.shift, self.out[lo:hi])
+        moments = self.moments[-2][:, lo:hi]
+        loops.normalise_and_activate(products, self.eps, moments, self.gain, self.shift, products, self.out[lo:hi])
 
     def _gradient(self, lo: int, hi: int, grad: Tensor) -> list[Tensor]:
         grads = Gradients(self.layers, len(self.first[0]))
@@ -148,11 +184,11 @@ class ImagePass:
 
     def standard_input(self, lo: int, hi: int, block: int, again: bool) -> Array:
         """(x - μ)/σ of images, in blocks of cells. [n, M]"""
-        images, (mean, inverse) = self.images[lo:hi], self.moments[-1][:, lo:hi]
+        images, moments = self.images[lo:hi], self.moments[-1][:, lo:hi]
         if not again:
-            loops.image_moments(images, self.scale, self.eps, mean, inverse)
+            loops.image_moments(images, self.scale, self.eps, moments)
         out = np.empty((hi - lo, len(self.first[0])), self.dtype)
-        loops.standard_blocks(images, self.scale, mean, inverse, self.sides, block, out)
+        loops.standard_blocks(images, self.scale, moments, self.sides, block, out)
         return out
 
     def scaled_input(self, normal: Array) -> Array:
@@ -187,14 +223,18 @@ class ImagePass:
         height, width = ((side + 2 * layer.padding - size) // layer.stride + 1 for side in layer.sides[:2])
         return height, width
 
-    def normalise(self, index: int, products: Array, lo: int, hi: int, again: bool = False) -> Array:
-        """ŷ of a layer, which is kept if anything will be asked of it."""
-        layer, (mean, inverse) = self.layers[index], self.moments[index][:, lo:hi]
-        normal = self.normals[index][lo:hi] if self.keep and layer.kept else products
-        if not again:
-            loops.moments(products, self.eps, mean, inverse)
-        loops.standardise(products, mean, inverse, normal)
-        return normal
+    def norm(self, index: int, products: Array, lo: int, hi: int) -> tuple[Any, ...]:
+        """What the loops of a layer's normalisation take; ŷ is kept, or takes the place of the products."""
+        layer = self.layers[index]
+        normal = self.normals[index][lo:hi] if layer.kept else products
+        return products, self.eps, self.moments[index][:, lo:hi], layer.gain, layer.shift, normal
+
+    def embed_layer(self, index: int, x: Array, lo: int, hi: int) -> Array:
+        """Convolution, normalisation, ReLU."""
+        products = self.convolve(index, x)
+        out = np.empty_like(products)
+        loops.normalise_and_activate(*self.norm(index, products, lo, hi), out)
+        return out
 
     def activate(self, index: int, normal: Array) -> Array:
         out = np.empty_like(normal)

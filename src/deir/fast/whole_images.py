@@ -14,6 +14,8 @@ from deir.algorithm.networks import ConvEncoder, Encoder, ImpalaEncoder
 from deir.compiled import Array
 from deir.config import Precision
 from deir.fast import image_loops as loops
+from deir.fast.arrays import arrays_of
+from deir.fast.blas import product
 from deir.fast.image_pass import Gradients, ImagePass, Layer, filled
 
 # mypy: disable-error-code="override"
@@ -23,8 +25,8 @@ def runs_on_images(encoder: nn.Module) -> bool:
     """Whether `embed_images` takes this encoder: on a CPU, with layer normalisation or none."""
     if type(encoder) not in PASSES:
         return False
-    batch = any(isinstance(module, nn.BatchNorm2d) for module in encoder.modules())
-    return not batch and next(encoder.parameters()).device.type == "cpu"
+    batch, first = any(isinstance(module, nn.BatchNorm2d) for module in encoder.modules()), next(encoder.parameters())
+    return not batch and first.device.type == "cpu" and product(first.dtype) is not None
 
 
 def embed_images(encoder: Encoder, images: Tensor, precision: Precision = "fp32") -> Tensor:
@@ -70,7 +72,13 @@ class _WholeImages(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         over, ctx.over = ctx.over, None
         found = over.backward(grad.contiguous())
-        return None, None, None, None, *(x if x.shape == shape else None for x, shape in zip(found, ctx.shapes, strict=True))
+        return (
+            None,
+            None,
+            None,
+            None,
+            *(x if x.shape == shape else None for x, shape in zip(found, ctx.shapes, strict=True)),
+        )
 
 
 def _layer(
@@ -86,7 +94,7 @@ def _layer(
 class ImpalaPass(ImagePass):
     """Three stages: a convolution, pooling, and two residual blocks of two convolutions each."""
 
-    piece = 8
+    piece = 16
 
     def __init__(self, images: Tensor, eps: float, precision: Precision, given: Sequence[Tensor], keep: bool) -> None:
         sides, layers = tuple(images.shape[1:]), []
@@ -95,9 +103,7 @@ class ImpalaPass(ImagePass):
             # the first and largest maps are made again: that takes no longer than to write and read them
             layers.append(_layer(given[begin : begin + 4], sides, 1, 1, precision, kept=keep and stage > 0))
             sides = (sides[0] + 1) // 2, (sides[1] + 1) // 2, len(given[begin + 1])
-            layers += [
-                _layer(given[i : i + 4], sides, 1, 1, precision, keep) for i in range(begin + 4, begin + 20, 4)
-            ]
+            layers += [_layer(given[i : i + 4], sides, 1, 1, precision, keep) for i in range(begin + 4, begin + 20, 4)]
         height, width, channels = images.shape[1:]
         planar = filled(given[:2], height * width * channels, given[3].dtype)
         first = [np.ascontiguousarray(x.reshape(channels, -1).T).reshape(-1) for x in planar]
@@ -121,15 +127,16 @@ class ImpalaPass(ImagePass):
     def body(self, lo: int, hi: int) -> Array:
         x = self.scaled_input(self.standard_input(lo, hi, 1, again=False))
         for stage, index in enumerate(self.stages):
-            normal = self.normalise(index, self.convolve(index, x), lo, hi)
+            norm = self.norm(index, self.convolve(index, x), lo, hi)
             x, places = self._room_for_pooled(stage, lo, hi)
-            loops.pool(normal, self.layers[index].gain, self.layers[index].shift, self._pool_sides(index), x, places)
+            loops.normalise_and_pool(*norm, self._pool_sides(index), x, places)
             for first in (index + 1, index + 3):
                 active = np.empty_like(x)
                 loops.relu(x, active)
-                active = self.activate(first, self.normalise(first, self.convolve(first, active), lo, hi))
-                normal = self.normalise(first + 1, self.convolve(first + 1, active), lo, hi)
-                x = self._added(first + 1, normal, x)
+                active = self.embed_layer(first, active, lo, hi)
+                norm = self.norm(first + 1, self.convolve(first + 1, active), lo, hi)
+                before, x = x, np.empty_like(x)
+                loops.normalise_and_add(*norm, before, x)
         loops.relu(x, x)
         return x
 
@@ -190,14 +197,14 @@ class ImpalaPass(ImagePass):
         count, (height, width, channels) = hi - lo, self.sides
         standard = self.standard_input(lo, hi, 1, again=True)
         x = self.scaled_input(standard)
-        normal = self.normalise(0, self.convolve(0, x), lo, hi, again=True)
+        normal = self.convolve(0, x)
+        loops.standardise(normal, self.moments[0][:, lo:hi], normal)
         self.through_norm(0, grad, normal, False, lo, hi, grads)
         self.convolve_back(0, grad, x, grads, through=False)
-        by_cells = torch.from_numpy(grad).view(-1, len(self.layers[0].bias))
-        kernel = self.layers[0].kernel.permute(2, 3, 1, 0).flatten(0, 2).to(by_cells.dtype)  # [9*C, O]
-        taps = kernel @ by_cells.T  # [9*C, n*H*W]
+        kernel = self.layers[0].kernel.permute(2, 3, 1, 0).flatten(0, 2).to(grads.kernels[0].dtype)  # [9*C, O]
         by_input = np.empty((count, channels, height, width), self.dtype)
-        loops.out_of_taps(taps.numpy(), self.sides, by_input)
+        by_cells = grad.reshape(count, height * width, -1)
+        loops.input_gradient(product(kernel.dtype), by_cells, *arrays_of(kernel), self.sides, by_input)
         planar = np.ascontiguousarray(standard.reshape(count, -1, channels).transpose(0, 2, 1))
         loops.join_sums(by_input.reshape(count, -1), planar.reshape(count, -1), grads.input)
 
@@ -208,7 +215,7 @@ class DqnPass(ImagePass):
     The first, 8x8 with a stride of 4, runs as one of 2x2 on blocks of 4x4 cells.
     """
 
-    piece = 32
+    piece = 64
     BLOCK = ConvEncoder.LAYERS[0][2]
 
     def __init__(self, images: Tensor, eps: float, precision: Precision, given: Sequence[Tensor], keep: bool) -> None:
@@ -246,7 +253,7 @@ class DqnPass(ImagePass):
     def body(self, lo: int, hi: int) -> Array:
         x = self.scaled_input(self.standard_input(lo, hi, self.BLOCK, again=False))
         for index in range(len(self.layers)):
-            x = self.activate(index, self.normalise(index, self.convolve(index, x), lo, hi))
+            x = self.embed_layer(index, x, lo, hi)
         return x
 
     def body_gradient(self, lo: int, hi: int, grad: Array, grads: Gradients) -> None:
