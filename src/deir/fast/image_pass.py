@@ -10,7 +10,6 @@ number of threads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from deir.fast.threads import in_parallel
 
 JOBS = 16  # that a batch is divided into at most, whatever the number of threads
 SMALLEST = 16  # images of a job
+ROWS = 256  # room is made for a multiple of so many images
 WORTHWHILE = 1 << 20  # bytes of an array that is kept for the next batch
 
 
@@ -80,9 +80,9 @@ class Shelf:
         self.lock = Lock()
 
     def take(self, size: int) -> Array:
-        """At least so many bytes: the smallest there is, if it is not more than twice as large."""
+        """At least so many bytes: the smallest there is."""
         with self.lock:
-            fits = [array for array in self.free if size <= len(array) <= 2 * size]
+            fits = [array for array in self.free if size <= len(array)] if size >= WORTHWHILE else []
             if not fits:
                 return np.empty(size, np.uint8)
             best = min(fits, key=len)
@@ -118,17 +118,20 @@ class ImagePass:
         count, self.dtype = len(images), self.gain.dtype
         self.kept: list[Array] = []  # of bytes
         self.normals = [self.room(count if layer.kept else 0, len(layer.gain)) for layer in layers]
-        self.moments = [self.room(2, count) for _ in range(len(layers) + 2)]  # μ, 1/σ of layers, tail and input
+        self.moments = [
+            np.empty((2, count), self.dtype) for _ in range(len(layers) + 2)
+        ]  # μ, 1/σ of layers, tail and input
         self.flat = self.room(count, self.weight.shape[1])
         self.products_of_tail, self.out = (
             self.room(count, len(self.gain)),
             np.empty((count, len(self.gain)), self.dtype),
         )
 
-    def room(self, *shape: int) -> Array:
-        """What stays until the backward pass, of all images."""
-        self.kept.append(SHELF.take(math.prod(shape) * self.dtype.itemsize))
-        return self.kept[-1][: math.prod(shape) * self.dtype.itemsize].view(self.dtype).reshape(shape)
+    def room(self, count: int, width: int) -> Array:
+        """What stays until the backward pass, of all images. [count, width]"""
+        rows = -(-count // ROWS) * ROWS  # batches of about the same size take the same arrays
+        self.kept.append(SHELF.take(rows * width * self.dtype.itemsize))
+        return self.kept[-1][: count * width * self.dtype.itemsize].view(self.dtype).reshape(count, width)
 
     def bounds(self) -> list[tuple[int, int]]:
         """Where each job begins and ends; of the number of images alone."""
@@ -201,7 +204,7 @@ class ImagePass:
         layer = self.layers[index]
         maps = _maps(x, layer)
         out = torch.conv2d(maps, layer.kernel, layer.bias, layer.stride, layer.padding)
-        return _rows(out)
+        return _rows(out, self.weight.dtype)
 
     def convolve_back(self, index: int, grad: Array, x: Array, grads: Gradients, through: bool = True) -> Array | None:
         """Adds the gradients of a layer's kernel and bias; that of its input x, if it is wanted `through`. [n, M]"""
@@ -214,7 +217,7 @@ class ImagePass:
         )  # fmt: skip
         grads.kernels[index] += by_kernel
         grads.biases[index] += by_bias
-        return _rows(by_maps) if through else None
+        return _rows(by_maps, self.weight.dtype) if through else None
 
     def sides_after(self, index: int) -> tuple[int, int]:
         """Height and width of a layer's output."""
@@ -254,9 +257,9 @@ def _maps(x: Array, layer: Layer) -> Tensor:
     return torch.from_numpy(x).view(len(x), *layer.sides).permute(0, 3, 1, 2).to(layer.kernel.dtype)
 
 
-def _rows(maps: Tensor) -> Any:
+def _rows(maps: Tensor, dtype: torch.dtype) -> Any:
     """[n, C, H, W] -> [n, H*W*C]; without a copy where PyTorch has left channels last"""
-    return maps.permute(0, 2, 3, 1).contiguous().flatten(1).numpy()
+    return maps.permute(0, 2, 3, 1).contiguous().flatten(1).to(dtype).numpy()
 
 
 def _sum_in_order(tensors: tuple[Tensor, ...]) -> Tensor:

@@ -14,6 +14,7 @@ from deir.algorithm.networks import ConvEncoder, Encoder, ImpalaEncoder
 from deir.compiled import Array
 from deir.config import Precision
 from deir.fast import image_loops as loops
+from deir.fast import pool_loops as pooling
 from deir.fast.arrays import arrays_of
 from deir.fast.blas import product
 from deir.fast.image_pass import Gradients, ImagePass, Layer, filled
@@ -97,14 +98,14 @@ class ImpalaPass(ImagePass):
     piece = 16
 
     def __init__(self, images: Tensor, eps: float, precision: Precision, given: Sequence[Tensor], keep: bool) -> None:
-        sides, layers = tuple(images.shape[1:]), []
+        height, width, channels = images.shape[1:]
+        sides, layers = (height, width, channels), []
         for stage in range(len(given) // 20):
             begin = 2 + 20 * stage
             # the first and largest maps are made again: that takes no longer than to write and read them
             layers.append(_layer(given[begin : begin + 4], sides, 1, 1, precision, kept=keep and stage > 0))
             sides = (sides[0] + 1) // 2, (sides[1] + 1) // 2, len(given[begin + 1])
             layers += [_layer(given[i : i + 4], sides, 1, 1, precision, keep) for i in range(begin + 4, begin + 20, 4)]
-        height, width, channels = images.shape[1:]
         planar = filled(given[:2], height * width * channels, given[3].dtype)
         first = [np.ascontiguousarray(x.reshape(channels, -1).T).reshape(-1) for x in planar]
         super().__init__(images, eps, layers, first, list(given[-4:]), keep)
@@ -129,7 +130,7 @@ class ImpalaPass(ImagePass):
         for stage, index in enumerate(self.stages):
             norm = self.norm(index, self.convolve(index, x), lo, hi)
             x, places = self._room_for_pooled(stage, lo, hi)
-            loops.normalise_and_pool(*norm, self._pool_sides(index), x, places)
+            pooling.normalise_and_pool(*norm, self._pool_sides(index), x, places)
             for first in (index + 1, index + 3):
                 active = np.empty_like(x)
                 loops.relu(x, active)
@@ -167,7 +168,7 @@ class ImpalaPass(ImagePass):
             self._block_gradient(index + 3, between, lo, hi, grad, grads)
             self._block_gradient(index + 1, before, lo, hi, grad, grads)
             wide = np.empty((hi - lo, len(self.layers[index].gain)), self.dtype)
-            loops.out_of_pool(grad, self.places[stage][lo:hi], self._pool_sides(index), wide)
+            pooling.out_of_pool(grad, self.places[stage][lo:hi], self._pool_sides(index), wide)
             if stage == 0:
                 self._first_gradient(wide, lo, hi, grads)
             else:
