@@ -48,7 +48,7 @@ def measure(task: str, frames: int, place: Path, cores: int) -> dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=4096)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["views", "noise", "vectors"])
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     args = parser.parse_args()
     cores = os.cpu_count() or 1
     columns = ("1 thread", f"{cores} threads", "default", "of best", "evaluate")

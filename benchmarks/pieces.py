@@ -27,7 +27,7 @@ ENCODERS = {
 
 def milliseconds(embed: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, threads: int) -> float:
     """`threads`: those of the other process are taken to be idle."""
-    deir.fast.threads.use_threads(threads, overlap=True)
+    deir.fast.threads.use_threads(threads, large=True)
     best = float("inf")
     for _ in range(5):
         begin = time.perf_counter()

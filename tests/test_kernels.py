@@ -1,6 +1,5 @@
 """Hand-written gradients against autograd in double precision."""
 
-import copy
 import math
 
 import numpy as np
@@ -10,12 +9,12 @@ from torch.autograd import gradcheck
 from torch.nn import functional as F
 
 import deir.fast.threads
-from deir.algorithm.networks import ConvEncoder, GridEncoder
+from deir.algorithm.networks import GridEncoder
 from deir.fast.batch_norm import gather_norm
 from deir.fast.grid_encoder import gather_sum, placed_linear
 from deir.fast.gru import gru_update
 from deir.fast.patches import Placed
-from deir.fast.pieces import couples_observations, embed_images, in_pieces
+from deir.fast.pieces import couples_observations, in_pieces
 from deir.fast.ppo_loss import ppo_of_categories
 
 
@@ -132,19 +131,3 @@ def test_batch_normalisation_couples_observations_only_while_training():
     assert not couples_observations(make_encoder())
     encoder = GridEncoder((7, 7, 3), 8, "batch")
     assert couples_observations(encoder) and not couples_observations(encoder.eval())
-
-
-@pytest.mark.parametrize("shape", [(64, 64, 3), (45, 50, 1)])
-@pytest.mark.parametrize("norm", ["layer", "none"])
-def test_blocks_of_cells_give_the_first_convolution_of_the_image_encoder(shape, norm):
-    torch.manual_seed(0)
-    plain, images = ConvEncoder(shape, 8, norm), torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
-    fast, slope = copy.deepcopy(plain), torch.randn(5, 8)
-    expected, actual = plain(images), embed_images(fast, images)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    (expected * slope).sum().backward()
-    (actual * slope).sum().backward()
-    for (name, a), b in zip(fast.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-2, atol=1e-3, msg=name)
-    with torch.no_grad():
-        torch.testing.assert_close(embed_images(fast, images), plain(images), rtol=1e-4, atol=1e-5)

@@ -19,7 +19,6 @@ from deir.fast.blas import product
 from deir.fast.folding import folded, is_affine, scale_and_shift
 from deir.fast.gru import act_recurrently, gru_gates
 from deir.fast.patches import tabulate
-from deir.fast.pieces import embed_whole
 from deir.fast.vector_encoder import FrozenVectorEncoder
 
 ENCODE_CHUNK = 2048  # bounds the memory of feature maps
@@ -89,7 +88,7 @@ class FrozenPolicy:
         if self.folded is not None:
             embedded = self.folded(observations)
         else:
-            embedded = embed_whole(self.policy.encoder, observations)
+            embedded = self.policy.ops.embed(self.policy.encoder, observations).gather()
         return gru_gates(self.policy.gru, Shared(embedded)).values
 
     def step(self, gates: Tensor, rows: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,27 +6,26 @@ How many are computed at once makes no difference to the bits; the pieces do not
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn import functional as F
 
 from deir.algorithm.networks import (
     ConvEncoder,
+    Encoder,
     GridEncoder,
     ImpalaEncoder,
     PartsEncoder,
     RunningNorm,
     VectorEncoder,
-    scaled_image,
 )
 from deir.config import Precision
 from deir.fast.threads import in_parallel
 from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
 from deir.fast.whole_grid import embed_views, runs_whole
+from deir.fast.whole_images import embed_images, runs_on_images
 
 # mypy: disable-error-code="override"
 
@@ -87,28 +86,11 @@ def embed_whole(encoder: nn.Module, observations: Tensor, precision: Precision =
         return encoder.together(torch.cat(parts, 1))
     if type(encoder) is GridEncoder and runs_whole(encoder):
         return embed_views(encoder, observations, precision)
+    if isinstance(encoder, Encoder) and runs_on_images(encoder):
+        return embed_images(encoder, observations, precision)
     if isinstance(encoder, VectorEncoder) and runs_on_vectors(encoder):
         return embed_vectors(encoder, observations)
     piece = PIECES.get(type(encoder))
     if piece is None or couples_observations(encoder):
         return encoder(observations)
-    network = partial(embed_images, encoder) if isinstance(encoder, ConvEncoder) else encoder
-    return in_pieces(network, observations, piece, list(encoder.parameters()))
-
-
-def embed_images(encoder: ConvEncoder, images: Tensor) -> Tensor:
-    """The encoder with its first convolution as one of 2x2 on blocks of cells, which is faster on few channels.
-
-    A kernel of 8x8 that moves by 4 sees two blocks of 4x4 in either direction.
-    """
-    norm, first, *others = encoder.body
-    assert isinstance(first, nn.Conv2d)
-    x = norm(scaled_image(images))  # [B, C, H, W]
-    block = first.stride[0]
-    height, width = (side // block * block for side in x.shape[2:])
-    x = F.pixel_unshuffle(x[:, :, :height, :width], block)  # [B, C*16, H/4, W/4]
-    kernel = F.pixel_unshuffle(first.weight, block)  # [O, C*16, 2, 2]
-    x = F.conv2d(x, kernel, first.bias)
-    for layer in others:
-        x = layer(x)
-    return encoder.tail(x)
+    return in_pieces(encoder, observations, piece, list(encoder.parameters()))
