@@ -1,13 +1,12 @@
 """Why a step earned its reward: every method's explanation gives the very reward that the method computes."""
 
-import copy
-
 import pytest
 import torch
 
 from builders import random_episodes
 from deir.algorithm.explanation import Explanation
 from deir.algorithm.rewards import METHODS
+from deir.experiments.replay.recording import left_as_it_was
 from oracles import embed
 from reward_oracles import ORACLES, NaiveEpisodicDistance
 from test_rewards import CASES, ENVS, make
@@ -17,10 +16,8 @@ PAIRINGS = ["eq4", "a1", "published"]
 
 def told(model, rollout, env):
     """What the model tells, and leaves it as it was."""
-    before = copy.deepcopy(model.extra_state())
-    explanation = model.explain(rollout, env)
-    model.load_extra_state(before)
-    return explanation
+    with left_as_it_was(model):
+        return model.explain(rollout, env)
 
 
 def episodes(done_rate=0.2, late_resets=False, steps=24, kinds=14):

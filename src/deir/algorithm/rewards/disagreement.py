@@ -9,7 +9,6 @@ features φ are those of a fixed random encoder, in deviations from their mean s
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -57,9 +56,7 @@ class Disagreement(TrajectoryModel):
         return rewards * rollout.valid, RewardState(for_update=for_update)
 
     def explain(self, rollout: Rollout, env: int) -> Explanation:
-        known = copy.deepcopy(self.scale.state_dict())
         rewards = self.compute(rollout, self.initial_state(rollout.shape[1]))[0][:, env]
-        self.scale.load_state_dict(known)
         return Explanation("r = variance of the models' guesses", {"variance": rewards}, rewards=rewards)
 
     def batches(
