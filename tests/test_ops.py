@@ -18,6 +18,7 @@ from deir.algorithm.types import Shared
 from deir.config import NetworkConfig, PPOConfig
 from deir.errors import UserError
 from deir.fast.ops import FastOps
+from deir.runs.presets import BEYOND_THE_PAPER
 from deir.runs.run import configure
 from deir.runs.training import make_ops, make_trainer
 from small import small
@@ -25,6 +26,7 @@ from small import small
 SPACE = spaces.Box(0, 255, (7, 7, 3), np.uint8)
 TASKS = {
     "views": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "layout_worker": False},
+    "whole": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "full_view": True, "layout_worker": False},
     "noise": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "noise": 0.1, "layout_worker": False},
     "vectors": {"id": "Pendulum-v1", "n_envs": 4},
     "numbers": {"id": "CartPole-v1", "n_envs": 4},
@@ -195,7 +197,8 @@ def test_each_fast_verb_is_its_plain_twin(verb, double):
 @pytest.mark.parametrize(
     ("task", "method"),
     [*(("views", name) for name in METHODS), *(("noise", name) for name in METHODS), ("vectors", "deir"),
-     ("vectors", "ngu"), ("numbers", "deir"), ("numbers", "noveld")],
+     ("vectors", "ngu"), ("numbers", "deir"), ("numbers", "noveld"),
+     *(("vectors", name) for name in BEYOND_THE_PAPER), ("whole", "deir"), ("whole", "noveld"), ("whole", "etd")],
 )  # fmt: skip
 def test_two_iterations_give_the_same_figures(task, method, double):
     found = []

@@ -333,6 +333,21 @@ def test_batches_hold_the_genuine_transitions_of_every_epoch(method, late_resets
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_what_a_method_remembers_of_episodes_ends_with_them(method):
+    """However many there were: never more than the longest needs."""
+    model = make(method)
+    carry, sizes = model.initial_state(ENVS), []
+    for number, rollout in enumerate(itertools.islice(random_episodes(6, ENVS, 0.0, seed=5), 9)):
+        starts = torch.zeros_like(rollout.starts)
+        starts[0], starts[-1] = number % 3 == 0, number % 3 == 2  # episodes of 18 steps
+        _, carry = model.compute(replace(rollout, starts=starts), carry)
+        carry = carry.after_update()
+        sizes.append(sum(tensor.nbytes for tensor in carry.tensors().values()))
+    assert sizes[2] == sizes[5] == sizes[8] == sum(t.nbytes for t in model.initial_state(ENVS).tensors().values())
+    assert sizes[:3] == sizes[3:6] == sizes[6:]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_checkpoint_goes_on_where_the_method_was(method, tmp_path):
     model = make(method)
     rollouts = list(itertools.islice(random_episodes(12, ENVS, 0.1, seed=5), 3))
