@@ -4,7 +4,7 @@ rllte-core pins old packages, so it has an environment of its own, where only wh
 
     python3 -m venv .rllte
     .rllte/bin/pip install torch==2.13.0
-    .rllte/bin/pip install numpy gymnasium minigrid tyro pyyaml safetensors scipy termcolor pynvml
+    .rllte/bin/pip install numpy numba gymnasium minigrid tyro pyyaml safetensors scipy termcolor pynvml
     .rllte/bin/pip install --no-deps rllte-core==1.0.1
     PYTHONPATH=src .rllte/bin/python -W ignore benchmarks/rlexplore.py [--rollouts 7] [--threads 1] [--norm none]
 
