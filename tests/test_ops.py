@@ -17,6 +17,7 @@ from deir.algorithm.rewards import METHODS
 from deir.algorithm.types import Shared
 from deir.config import NetworkConfig, PPOConfig
 from deir.errors import UserError
+from deir.fast import ops as fast_ops
 from deir.fast.ops import FastOps
 from deir.runs.presets import BEYOND_THE_PAPER
 from deir.runs.run import configure
@@ -211,6 +212,18 @@ def test_two_iterations_give_the_same_figures(task, method, double):
         found.append(torch.cat([p.detach().flatten() for p in trainer.policy.parameters()]))
     torch.testing.assert_close(found[2], found[0], rtol=1e-5, atol=1e-7, equal_nan=True)
     torch.testing.assert_close(found[3], found[1], rtol=1e-5, atol=1e-7)
+
+
+def test_whole_grids_share_their_patches_too(monkeypatch):
+    """Collection, reward and update of a grid of 19 cells a side: every view goes through the distinct patches."""
+    embedded, views = [], []
+    patched, whole = fast_ops.embed_patches, fast_ops.embed_whole
+    monkeypatch.setattr(fast_ops, "embed_patches", lambda *given: (embedded.append(1), patched(*given))[1])
+    monkeypatch.setattr(fast_ops, "embed_whole", lambda *given: (views.append(1), whole(*given))[1])
+    trainer = make_trainer(configure(small(env={**TASKS["whole"], "id": "FourRooms"})))
+    trainer.iterate()
+    trainer.close()
+    assert trainer.policy.encoder.convs[0].in_channels == 3 and len(embedded) >= 4 and not views
 
 
 def test_single_precision_too():
