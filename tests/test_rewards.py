@@ -203,6 +203,23 @@ def test_e3b_counts_what_points_one_way_and_pays_more_for_what_does_not():
     assert model.compute(novel, state)[0][0].min() > 2 * rewards.max()
 
 
+def test_the_ellipsoid_of_a_long_episode_is_still_its_inverse():
+    """1,000 rank-one steps over five rollouts, against one inversion."""
+    model = make("e3b")
+    state, seen = model.initial_state(2), []
+    for number, rollout in enumerate(itertools.islice(random_episodes(200, 2, 0.0, seed=4, kinds=300), 5)):
+        assert bool(rollout.starts[:-1].any()) == (number == 0)
+        rewards, state = model.compute(rollout, state)
+        embedded = embed(model.encoder, rollout.table.distinct).detach().double()
+        seen.append(embedded[rollout.ids[:-1]])  # [T, N, F]
+    visited = torch.cat(seen)
+    covariance = torch.einsum("tnf,tng->nfg", visited, visited) + 0.1 * torch.eye(model.width, dtype=torch.float64)
+    torch.testing.assert_close(state.inverse, torch.linalg.inv(covariance), rtol=1e-3, atol=1e-6)
+    last = embedded[rollout.next_ids[-1]]
+    expected = torch.einsum("nf,nfg,ng->n", last, torch.linalg.inv(covariance), last)
+    torch.testing.assert_close(rewards[-1].double(), expected, rtol=1e-3, atol=1e-7)
+
+
 def test_ride_pays_the_nth_visit_of_an_observation_one_over_the_root_of_n():
     model = make("ride")
     rollout = walk(60, 2)
