@@ -4,7 +4,7 @@ rllte-core pins old packages, so it has an environment of its own, where only wh
 
     python3 -m venv .rllte
     .rllte/bin/pip install torch==2.13.0
-    .rllte/bin/pip install numpy gymnasium minigrid tyro pyyaml safetensors scipy termcolor pynvml
+    .rllte/bin/pip install numpy numba gymnasium minigrid tyro pyyaml safetensors scipy termcolor pynvml
     .rllte/bin/pip install --no-deps rllte-core==1.0.1
     PYTHONPATH=src .rllte/bin/python -W ignore benchmarks/rlexplore.py [--rollouts 7] [--threads 1] [--norm none]
 
@@ -15,7 +15,9 @@ images both have the DQN's (our third kernel is larger); for vectors both have a
 every layer unless `--norm none` is given, theirs none. Of theirs the reward includes `watch`, which episodic rewards
 need at each step; their update is timed within `compute`, where it is called. Not equal by their design: with each
 mini-batch their Disagreement trains one model of the ensemble, ours all five; their RIDE counts by NGU's kernel, ours
-exactly; their RE3 compares with a storage of 1,000 steps, ours with the rollout.
+exactly; their RE3 compares with a storage of 1,000 steps, ours with the rollout; their RND is an encoder alone, ours
+has the wide heads of Appendix A.5 on it (256; `--rnd-mlp 64` makes it about as small as theirs). The last column is our
+number of parameters by theirs.
 """
 
 from __future__ import annotations
@@ -78,11 +80,15 @@ def rollouts(kind: str, count: int) -> list[dict[str, Any]]:
 
 
 class Ours:
-    def __init__(self, method: str, kind: str, norm: str) -> None:
+    def __init__(self, method: str, kind: str, norm: str, rnd_mlp: int | None) -> None:
         self.reward = deir.make_reward(
             method, space_of(kind), ACTIONS, SHAPES[kind][1],
-            epochs=1, minibatch_size=BATCH, network={"features": WIDTH, "norm": norm},
+            epochs=1, minibatch_size=BATCH, network={"features": WIDTH, "norm": norm}, rnd={"mlp": rnd_mlp},
         )  # fmt: skip
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.reward.model.reward.parameters())
 
     def __call__(self, rollout: dict[str, Any]) -> tuple[float, float]:
         """Seconds of the reward and of the update."""
@@ -112,7 +118,14 @@ class Theirs:
         )
         if method == "ngu":
             self.module.mrs = 5.0  # version 1.0.1 reads this bound without having set it
-        self.updating = Stopwatch(self.module.rewards if method == "ngu" else [self.module])
+        self.modules = self.module.rewards if method == "ngu" else [self.module]
+        self.updating = Stopwatch(self.modules)
+
+    @property
+    def parameters(self) -> int:
+        parts = [part for module in self.modules for part in vars(module).values()]
+        networks = [x for part in parts for x in (part if isinstance(part, list) else [part])]
+        return sum(p.numel() for x in networks if isinstance(x, torch.nn.Module) for p in x.parameters())
 
     def __call__(self, rollout: dict[str, Any]) -> tuple[float, float]:
         samples = as_samples(rollout, self.kind)
@@ -166,26 +179,29 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=7, help="timed ones, after one to warm up; medians are shown")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--norm", default="batch", choices=["batch", "layer", "none"], help="of our networks")
+    parser.add_argument("--rnd-mlp", type=int, help="width of our heads of random distillation; twice the MLP's else")
     parser.add_argument("--kinds", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--methods", nargs="*", default=list(THEIRS), choices=list(THEIRS))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(
-        "| observations | T x N | method | reward: ours, ms | RLeXplore, ms | update: ours, ms | RLeXplore, ms | both |"
+        "| observations | T x N | method | reward: ours, ms | RLeXplore, ms | update: ours, ms | RLeXplore, ms | both "
+        "| parameters |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for kind in options.kinds:
         data = rollouts(kind, options.rollouts + 1)
         for method in options.methods:
-            our_way, their_way = Ours(method, kind, options.norm), Theirs(method, kind)
+            our_way, their_way = Ours(method, kind, options.norm, options.rnd_mlp), Theirs(method, kind)
             times = [(our_way(rollout), their_way(rollout)) for rollout in data]
             reward, update = medians([ours for ours, _ in times])
             their_reward, their_update = medians([theirs for _, theirs in times])
             ratio = (their_reward + their_update) / (reward + update)
+            size = our_way.parameters / their_way.parameters
             steps, n_envs, shape = SHAPES[kind]
             print(
                 f"| {kind} {'x'.join(map(str, shape))} | {steps} x {n_envs} | {THEIRS[method][0]} | {reward:.1f} "
-                f"| {their_reward:.1f} | {update:.1f} | {their_update:.1f} | {ratio:.1f}x |",
+                f"| {their_reward:.1f} | {update:.1f} | {their_update:.1f} | {ratio:.1f}x | {size:.1f}x |",
                 flush=True,
             )
 

@@ -1,15 +1,14 @@
 """Why a step earned its reward: every method's explanation gives the very reward that the method computes."""
 
-import copy
-
 import pytest
 import torch
 
 from builders import random_episodes
 from deir.algorithm.explanation import Explanation
 from deir.algorithm.rewards import METHODS
+from deir.experiments.replay.recording import left_as_it_was
 from oracles import embed
-from reward_oracles import ORACLES, NaiveEpisodicDistance
+from reward_oracles import ORACLES, NaiveEpisodicDistance, temporal_distance
 from test_rewards import CASES, ENVS, make
 
 PAIRINGS = ["eq4", "a1", "published"]
@@ -17,10 +16,8 @@ PAIRINGS = ["eq4", "a1", "published"]
 
 def told(model, rollout, env):
     """What the model tells, and leaves it as it was."""
-    before = copy.deepcopy(model.extra_state())
-    explanation = model.explain(rollout, env)
-    model.load_extra_state(before)
-    return explanation
+    with left_as_it_was(model):
+        return model.explain(rollout, env)
 
 
 def episodes(done_rate=0.2, late_resets=False, steps=24, kinds=14):
@@ -142,6 +139,69 @@ def test_the_lengths_that_e3b_tells_are_those_of_the_next_embeddings():
         embedded = embed(model.encoder, rollout.table.distinct[rollout.next_ids[:, env]])
         found = told(model, rollout, env).figures["|φ|²"]
         torch.testing.assert_close(found, embedded.square().sum(1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("done_rate", [0.0, 0.2])
+def test_etd_tells_every_distance_from_the_episode_and_the_step_of_the_least(done_rate):
+    model, rollout = make("etd"), episodes(done_rate)
+    for env in range(ENVS):
+        explanation, begin = told(model, rollout, env), 0
+        now, then = embedded(model, rollout, env)
+        for t, row in enumerate(explanation.compared.scores):
+            begin = t if rollout.starts[t, env] else begin
+            expected = torch.full((24,), torch.inf)
+            expected[begin : t + 1] = torch.tensor([temporal_distance(x, then[t]) for x in now[begin : t + 1]])
+            torch.testing.assert_close(row.float(), expected, rtol=5e-3, atol=1e-5)
+            chosen = int(explanation.compared.nearest[t, 0])
+            assert begin <= chosen <= t and row[chosen] == row.min() == explanation.figures["d"][t]
+
+
+def test_ride_tells_the_change_and_the_visits():
+    model, rollout = make("ride"), episodes(kinds=4)
+    for env in range(ENVS):
+        figures, seen = told(model, rollout, env).figures, []
+        now, then = embedded(model, rollout, env)
+        torch.testing.assert_close(figures["impact"], (then - now).norm(dim=1), rtol=1e-3, atol=1e-5)
+        for t, name in enumerate(rollout.next_ids[:, env].tolist()):
+            seen = [] if rollout.starts[t, env] else seen
+            seen.append(int(rollout.ids[t, env]))
+            assert figures["visits"][t] == seen.count(name) + 1
+        assert figures["visits"].max() > 2
+
+
+def test_re3_tells_the_distance_to_the_kth_neighbour_of_the_rollout():
+    model, rollout = make("re3"), episodes(done_rate=0.0, kinds=60)
+    rows = embed(model.encoder, rollout.table.distinct[rollout.next_ids.flatten()])
+    distances = (rows[:, None] - rows).norm(dim=2).sort(1).values[:, 3].view(24, ENVS)  # the first is the row itself
+    for env in range(ENVS):
+        found = told(model, rollout, env).figures["distance to neighbour 3"]
+        torch.testing.assert_close(found, distances[:, env], rtol=5e-3, atol=1e-4)
+
+
+def test_pseudo_counts_tell_the_nearest_and_no_lifelong_factor():
+    explanation = told(make("pseudo-counts"), episodes(), 0)
+    assert set(explanation.figures) == {"nearest dist²", "mean dist²", "episodic reward"}
+    assert explanation.compared.nearest.shape == (24, 10)
+
+
+@pytest.mark.parametrize("kinds", [3, 3000])
+def test_deir_with_first_visits_tells_what_deir_alone_would_have_paid(kinds):
+    """Next to it the reward; where no view comes twice they are the same."""
+    model, deir, rollout = make("deir+visits"), make("deir"), episodes(done_rate=0.0, steps=8, kinds=kinds)
+    deir.load_state_dict(model.state_dict())
+    alone = told(deir, rollout, 1)
+    explanation = told(model, rollout, 1)
+    torch.testing.assert_close(explanation.figures["DEIR"], alone.rewards)
+    torch.testing.assert_close(explanation.compared.scores, alone.compared.scores)
+    assert torch.equal(explanation.figures["with first visits"], explanation.rewards)
+    assert torch.allclose(explanation.rewards.to(alone.rewards), alone.rewards, rtol=1e-3) == (kinds == 3000)
+
+
+@torch.no_grad()
+def embedded(model, rollout, env):
+    """Of o_t and of o_{t+1}. [T, F] each"""
+    names = rollout.ids[:-1, env], rollout.next_ids[:, env]
+    return [embed(model.encoder, rollout.table.distinct[ids]) for ids in names]
 
 
 def test_a_method_that_says_nothing_explains_nothing():

@@ -17,8 +17,10 @@ from deir.algorithm.rewards import METHODS
 from deir.algorithm.types import Shared
 from deir.config import NetworkConfig, PPOConfig
 from deir.errors import UserError
+from deir.fast import ops as fast_ops
 from deir.fast.ops import FastOps
 from deir.runs import training
+from deir.runs.presets import BEYOND_THE_PAPER
 from deir.runs.run import configure
 from deir.runs.training import make_ops, make_trainer
 from small import small
@@ -26,6 +28,7 @@ from small import small
 SPACE = spaces.Box(0, 255, (7, 7, 3), np.uint8)
 TASKS = {
     "views": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "layout_worker": False},
+    "whole": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "full_view": True, "layout_worker": False},
     "noise": {"id": "DoorKey-5x5", "n_envs": 4, "max_steps": 20, "noise": 0.1, "layout_worker": False},
     "vectors": {"id": "Pendulum-v1", "n_envs": 4},
     "numbers": {"id": "CartPole-v1", "n_envs": 4},
@@ -196,7 +199,8 @@ def test_each_fast_verb_is_its_plain_twin(verb, double):
 @pytest.mark.parametrize(
     ("task", "method"),
     [*(("views", name) for name in METHODS), *(("noise", name) for name in METHODS), ("vectors", "deir"),
-     ("vectors", "ngu"), ("numbers", "deir"), ("numbers", "noveld")],
+     ("vectors", "ngu"), ("numbers", "deir"), ("numbers", "noveld"),
+     *(("vectors", name) for name in BEYOND_THE_PAPER), ("whole", "deir"), ("whole", "noveld"), ("whole", "etd")],
 )  # fmt: skip
 def test_two_iterations_give_the_same_figures(task, method, double):
     found = []
@@ -209,6 +213,18 @@ def test_two_iterations_give_the_same_figures(task, method, double):
         found.append(torch.cat([p.detach().flatten() for p in trainer.policy.parameters()]))
     torch.testing.assert_close(found[2], found[0], rtol=1e-5, atol=1e-7, equal_nan=True)
     torch.testing.assert_close(found[3], found[1], rtol=1e-5, atol=1e-7)
+
+
+def test_whole_grids_share_their_patches_too(monkeypatch):
+    """Collection, reward and update of a grid of 19 cells a side: every view goes through the distinct patches."""
+    embedded, views = [], []
+    patched, whole = fast_ops.embed_patches, fast_ops.embed_whole
+    monkeypatch.setattr(fast_ops, "embed_patches", lambda *given: (embedded.append(1), patched(*given))[1])
+    monkeypatch.setattr(fast_ops, "embed_whole", lambda *given: (views.append(1), whole(*given))[1])
+    trainer = make_trainer(configure(small(env={**TASKS["whole"], "id": "FourRooms"})))
+    trainer.iterate()
+    trainer.close()
+    assert trainer.policy.encoder.convs[0].in_channels == 3 and len(embedded) >= 4 and not views
 
 
 def test_single_precision_too():

@@ -18,6 +18,7 @@ from deir.algorithm.rewards import METHODS
 from deir.errors import TrainingDiverged, UserError
 from deir.fast.ops import FastOps
 from deir.plugin.reward import Reward
+from deir.runs.presets import BEYOND_THE_PAPER
 from deir.runs.run import configure
 from deir.runs.training import make_trainer
 from small import MODEL, small
@@ -95,6 +96,8 @@ def recorded_run(config, iterations):
         ("noveld", "DoorKey-5x5"),
         ("ngu", "CartPole-v1"),
         ("count", "Empty-5x5"),
+        *((name, "DoorKey-5x5") for name in BEYOND_THE_PAPER),
+        *((name, "CartPole-v1") for name in BEYOND_THE_PAPER),
     ],
 )
 def test_compute_on_the_rollouts_of_a_run_gives_its_rewards_to_the_last_bit(method, env):
@@ -239,7 +242,7 @@ def test_beta_and_normalisation_are_options():
     assert made("deir", preset="procgen").config.reward.beta == 5e-2
 
 
-@pytest.mark.parametrize("method", ["deir", "ngu", "noveld", "count", "deir+rnd", "etd", "e3b", "ride"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_saved_reward_goes_on_exactly(method, tmp_path):
     rollouts = random_episodes(T, N, 0.1, seed=6)
     one = made(method)

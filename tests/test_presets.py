@@ -1,12 +1,27 @@
 """Table A1 of the paper, typed from its text, against the configuration that a preset gives."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from deir.algorithm.rewards import METHODS
 from deir.config import Config, merge, to_dict
-from deir.runs.presets import CANDIDATES, OURS, SEEDS, SUITES, TABLE, nested, part_of, resolve, source, suite_of
+from deir.experiments.report.curves import read_all
+from deir.experiments.report.statistics import area
+from deir.runs.presets import (
+    BEYOND_THE_PAPER,
+    CANDIDATES,
+    OURS,
+    SEEDS,
+    SUITES,
+    TABLE,
+    nested,
+    part_of,
+    resolve,
+    source,
+    suite_of,
+)
 from deir.runs.ranges import check
 from deir.runs.run import configure
 
@@ -217,6 +232,22 @@ def test_our_suites_are_a_column_of_the_table_with_what_they_say_they_change():
             )
             assert resolved(suite, method) == expected
     assert source("control", "deir-no-mi") == "control" and source("control", "rnd") == "minigrid"
+
+
+@pytest.mark.parametrize("method", ["noveld", "ngu", "icm", "rnd", *BEYOND_THE_PAPER])
+def test_the_weights_of_swift_are_those_with_the_largest_area_in_the_committed_curves(method):
+    """The rule of experiments/betas*.yaml: the mean over seeds, for NovelD over both tasks."""
+    tuning = Path(__file__).parent.parent / "docs" / "results" / "tuning"
+    areas: dict[float, list[float]] = {}
+    for name in ("betas", "betas-noveld", "betas-field"):
+        curves, _ = read_all([tuning / f"{name}.csv"])
+        for curve in curves:
+            label, _, beta = curve.method.rpartition("-")
+            if label == method:
+                areas.setdefault(float(beta), []).append(area(curve.frames, curve.columns["return_mean"]))
+    assert len(areas) >= 4 and {len(found) for found in areas.values()} == {4 if method == "noveld" else 2}
+    best = max(areas, key=lambda beta: sum(areas[beta]))
+    assert resolved("swift", method).reward.beta == best
 
 
 def test_the_authors_own_command_for_the_full_maze():

@@ -26,6 +26,7 @@ from deir.experiments.replay.players import Choices, make_page, make_player, tel
 from deir.experiments.replay.recording import environments, explained, generator_of, paid, record
 from deir.runs.evaluate import record_video as plain
 from deir.runs.evaluate import write_film
+from deir.runs.presets import BEYOND_THE_PAPER
 from deir.seeding import derive
 from small import small
 
@@ -41,6 +42,7 @@ def runs(tmp_path_factory):
         "noveld": {"method": "noveld"},
         "ngu": {"method": "ngu"},
         "none": {"method": "none"},
+        **{name: {"method": name} for name in BEYOND_THE_PAPER},
         "short": {"env": {"max_steps": 12}},
         "noisy": {"env": {"noise": 0.1}},
         "cart": {"env": {"id": "CartPole-v1", "n_envs": 4}, "method": "rnd"},
@@ -93,11 +95,11 @@ def test_a_recording_is_what_the_environments_do_with_its_actions(agents):
                 assert (terminated or truncated) == (t == length - 1 and played.ended[env])
 
 
-@pytest.mark.parametrize("name", ["deir", "noveld", "ngu", "noisy", "cart", "none"])
+@pytest.mark.parametrize("name", ["deir", "noveld", "ngu", "noisy", "cart", "none", *BEYOND_THE_PAPER])
 def test_the_explained_reward_is_the_one_of_the_reward_stage_and_nothing_changes(agents, name):
     agent = agents[name]
     method = agent.reward.model.reward
-    before = copy.deepcopy(method.extra_state())
+    before, learned = copy.deepcopy(method.extra_state()), copy.deepcopy(method.state_dict())
     played = play(agent)
     for env in range(2):
         told = explained(agent, played.rollout, env)
@@ -106,8 +108,10 @@ def test_the_explained_reward_is_the_one_of_the_reward_stage_and_nothing_changes
         else:
             torch.testing.assert_close(told.rewards.float(), played.raw[:, env], rtol=1e-4, atol=1e-6)
     assert str(method.extra_state()) == str(before)
+    assert all(torch.equal(tensor, learned[key]) for key, tensor in method.state_dict().items())
     raw, _ = method.compute(played.rollout, method.initial_state(4))
     method.load_extra_state(before)
+    method.load_state_dict(learned)
     torch.testing.assert_close(raw, played.raw, rtol=0, atol=0)
 
 

@@ -203,6 +203,23 @@ def test_e3b_counts_what_points_one_way_and_pays_more_for_what_does_not():
     assert model.compute(novel, state)[0][0].min() > 2 * rewards.max()
 
 
+def test_the_ellipsoid_of_a_long_episode_is_still_its_inverse():
+    """1,000 rank-one steps over five rollouts, against one inversion."""
+    model = make("e3b")
+    state, seen = model.initial_state(2), []
+    for number, rollout in enumerate(itertools.islice(random_episodes(200, 2, 0.0, seed=4, kinds=300), 5)):
+        assert bool(rollout.starts[:-1].any()) == (number == 0)
+        rewards, state = model.compute(rollout, state)
+        embedded = embed(model.encoder, rollout.table.distinct).detach().double()
+        seen.append(embedded[rollout.ids[:-1]])  # [T, N, F]
+    visited = torch.cat(seen)
+    covariance = torch.einsum("tnf,tng->nfg", visited, visited) + 0.1 * torch.eye(model.width, dtype=torch.float64)
+    torch.testing.assert_close(state.inverse, torch.linalg.inv(covariance), rtol=1e-3, atol=1e-6)
+    last = embedded[rollout.next_ids[-1]]
+    expected = torch.einsum("nf,nfg,ng->n", last, torch.linalg.inv(covariance), last)
+    torch.testing.assert_close(rewards[-1].double(), expected, rtol=1e-3, atol=1e-7)
+
+
 def test_ride_pays_the_nth_visit_of_an_observation_one_over_the_root_of_n():
     model = make("ride")
     rollout = walk(60, 2)
@@ -330,6 +347,21 @@ def test_batches_hold_the_genuine_transitions_of_every_epoch(method, late_resets
             for view, embedding in zip(batch.next_observations.gather(), read_of(model, batch)[0], strict=True):
                 torch.testing.assert_close(embedding, naive.inputs(view)[0], rtol=1e-3, atol=1e-3)
     assert Counter(found) == Counter(expected * 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_method_remembers_of_episodes_ends_with_them(method):
+    """However many there were: never more than the longest needs."""
+    model = make(method)
+    carry, sizes = model.initial_state(ENVS), []
+    for number, rollout in enumerate(itertools.islice(random_episodes(6, ENVS, 0.0, seed=5), 9)):
+        starts = torch.zeros_like(rollout.starts)
+        starts[0], starts[-1] = number % 3 == 0, number % 3 == 2  # episodes of 18 steps
+        _, carry = model.compute(replace(rollout, starts=starts), carry)
+        carry = carry.after_update()
+        sizes.append(sum(tensor.nbytes for tensor in carry.tensors().values()))
+    assert sizes[2] == sizes[5] == sizes[8] == sum(t.nbytes for t in model.initial_state(ENVS).tensors().values())
+    assert sizes[:3] == sizes[3:6] == sizes[6:]
 
 
 @pytest.mark.parametrize("method", METHODS)

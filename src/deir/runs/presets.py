@@ -159,6 +159,13 @@ OURS: dict[str, OurSuite] = {
             "ngu": {"reward.beta": 3e-2},
             "rnd": {"reward.beta": 3e-4},
             "icm": {"reward.beta": 3e-3},
+            "etd": {"reward.beta": 3e-2},
+            "e3b": {"reward.beta": 3e-2},
+            "ride": {"reward.beta": 1e-2},
+            "re3": {"reward.beta": 3e-3},
+            "disagreement": {"reward.beta": 3e-3},
+            "pseudo-counts": {"reward.beta": 3e-3},
+            "deir+visits": {"reward.beta": 1e-2},
         },
     ),
     "omfull-author": OurSuite(

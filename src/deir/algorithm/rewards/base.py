@@ -137,7 +137,7 @@ class IntrinsicReward(nn.Module):
     def explain(self, rollout: Rollout, env: int) -> Explanation:
         """Why the steps of environment `env` earned what `compute` gives for a rollout that begins with new episodes.
 
-        It may do all that `compute` does: who asks puts `extra_state` back afterwards.
+        It may do all that `compute` does: who asks puts buffers and `extra_state` back afterwards.
         """
         return Explanation()
 

@@ -9,7 +9,6 @@ features φ are those of a fixed random encoder, in deviations from their mean s
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -52,14 +51,13 @@ class Disagreement(TrajectoryModel):
         now = embeddings[rollout.ids[:-1].flatten()]  # [T*N, F]
         read = torch.cat([now, self.actions.vector(rollout.actions.flatten(0, 1))], 1)
         guesses = torch.stack([self.ops.head(model.head, read) for model in self.ensemble])  # [K, T*N, F]
-        rewards = guesses.var(0, correction=0).mean(-1).view(rollout.shape)
+        apart = guesses - guesses.mean(0)  # torch.var over so few rows takes ten times as long
+        rewards = apart.square().mean(0).mean(-1).view(rollout.shape)
         for_update = ForUpdate(embeddings=embeddings if self.inverse_model is None else None)
         return rewards * rollout.valid, RewardState(for_update=for_update)
 
     def explain(self, rollout: Rollout, env: int) -> Explanation:
-        known = copy.deepcopy(self.scale.state_dict())
         rewards = self.compute(rollout, self.initial_state(rollout.shape[1]))[0][:, env]
-        self.scale.load_state_dict(known)
         return Explanation("r = variance of the models' guesses", {"variance": rewards}, rewards=rewards)
 
     def batches(

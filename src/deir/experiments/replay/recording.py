@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 from deir.agent import Agent
 from deir.algorithm.actions import DiscreteActions
 from deir.algorithm.explanation import Explanation
+from deir.algorithm.rewards.base import IntrinsicReward
 from deir.algorithm.rollout import assemble, stacked_rows
 from deir.algorithm.types import Rollout
 from deir.envs import make_envs
@@ -121,24 +124,32 @@ def record(
     )
 
 
+@contextmanager
+def left_as_it_was(method: IntrinsicReward) -> Iterator[None]:
+    """Puts back what the method learns while it computes: statistics in its buffers, and what is beside them."""
+    before, buffers = copy.deepcopy(method.extra_state()), [buffer.clone() for buffer in method.buffers()]
+    try:
+        yield
+    finally:
+        method.load_extra_state(before)
+        for buffer, kept in zip(method.buffers(), buffers, strict=True):
+            buffer.copy_(kept)
+
+
 @torch.no_grad()
 def raw_rewards(agent: Agent, rollout: Rollout) -> Tensor:
     """The intrinsic reward [T, N] as the method's stage computes it; the method is left as it was."""
     method = agent.reward.model.reward
     method.check(rollout.states is not None)
-    before = copy.deepcopy(method.extra_state())
-    raw, _ = method.compute(rollout, method.initial_state(rollout.shape[1]))
-    method.load_extra_state(before)
-    return raw
+    with left_as_it_was(method):
+        return method.compute(rollout, method.initial_state(rollout.shape[1]))[0]
 
 
 @torch.no_grad()
 def explained(agent: Agent, rollout: Rollout, env: int) -> Explanation:
     method = agent.reward.model.reward
-    before = copy.deepcopy(method.extra_state())
-    told = method.explain(rollout, env)
-    method.load_extra_state(before)
-    return told
+    with left_as_it_was(method):
+        return method.explain(rollout, env)
 
 
 def paid(agent: Agent, raw: Tensor) -> Tensor:
