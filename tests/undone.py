@@ -332,6 +332,27 @@ MENDS = (
         f"{LIMITS}messages_repeat_values_only_in_part",
     ),
     Mend(
+        15,
+        "a report checks the seed and the steps of a run",
+        '        _check_whole(config, name, path / "config.yaml")\n',
+        "        pass\n",
+        f"{LIMITS}a_report_of_a_strangers_seed_or_steps_is_one_short_message",
+    ),
+    Mend(
+        15,
+        "the live page shows whole numbers only",
+        "    return value if isinstance(value, int) else None\n",
+        "    return value\n",
+        "test_watch.py::test_a_strangers_run_does_not_hide_the_others",
+    ),
+    Mend(
+        15,
+        "the live page leaves out links that lead to themselves",
+        "        except (OSError, RuntimeError):  # links that lead to themselves\n",
+        "        except ZeroDivisionError:\n",
+        "test_watch.py::test_a_strangers_run_does_not_hide_the_others",
+    ),
+    Mend(
         16,
         "observations that are not finite are named",
         'if raw.dtype.kind == "f" and not fits_float32(raw).all():',

@@ -59,6 +59,7 @@ WORK = (
     "deir.experiments.bench.command.in_own_process",
     "deir.experiments.paper.probe.all_seeds",
     "deir.experiments.paper.distances.gather",
+    "deir.experiments.watch.server.Server.serve_forever",
 )
 
 
