@@ -63,10 +63,12 @@ def child(work: Callable[[], None], log: Path, kill_after: float | None = None) 
     number = os.fork()
     if number == 0:
         os._exit(_guarded(work, log))
-    begin, killed = time.monotonic(), False
+    before, passed, killed = time.monotonic(), 0.0, False
     while True:
         done, code = os.waitpid(number, os.WNOHANG)
-        passed = time.monotonic() - begin
+        now = time.monotonic()
+        passed += min(now - before, 1.0)  # seconds in which all is stopped are none
+        before = now
         if done:
             break
         if not killed and passed > (PATIENCE if kill_after is None else kill_after):
