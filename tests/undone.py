@@ -243,9 +243,23 @@ MENDS = (
     Mend(
         12,
         "failures of the system are one message",
-        '        _end(2, f"error: {_told(failure)}")\n',
-        "        raise\n",
+        '        _end(2, f"error: {_told(failure)}")  # EIO',
+        "        raise  # EIO",
         f"{STOP}failures_of_the_system_are_one_message_in_every_command",
+    ),
+    Mend(
+        12,
+        "an I/O error of a disk is no closed terminal",
+        "        if failure.errno == errno.EPIPE:\n",
+        "        if is_gone(failure):\n",
+        f"{STOP}failures_of_the_system_are_one_message_in_every_command",
+    ),
+    Mend(
+        12,
+        "a full disk is told with the file that did not fit",
+        "            error.filename = str(path)\n",
+        "            pass\n",
+        f"{STOP}a_full_disk_in_the_middle_of_a_run_is_one_message",
     ),
     Mend(
         12,
@@ -271,7 +285,7 @@ MENDS = (
     Mend(
         14,
         "files honour the umask",
-        'with temporary.open("wb", buffering=BUFFER) as file:',
+        'with naming(path), temporary.open("wb", buffering=BUFFER) as file:',
         'with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:',
         f"{LOST}files_honour_the_umask",
     ),
