@@ -54,7 +54,7 @@ MENDS = (
     Mend(
         2,
         "code named by a run is refused",
-        "    check_trusted(config.env.id, config.method, run.config, trust)\n",
+        "    check_trusted(config, run.config, trust)\n",
         "",
         "test_trust.py::test_a_saved_name_of_code_is_refused",
     ),
@@ -75,8 +75,8 @@ MENDS = (
     Mend(
         4,
         "a run begins as running",
-        '    status = "running"\n',
-        '    status = "finished"\n',
+        'if rows else None), "running"\n',
+        'if rows else None), "finished"\n',
         f"{LOST}a_run_is_running_until_its_last_checkpoint_is_on_disk",
     ),
     Mend(
@@ -96,8 +96,8 @@ MENDS = (
     Mend(
         6,
         "`evaluate` and `deir.load` tell of a fallback",
-        "    checkpoint.tell(complaints, source)\n\n    def reward",
-        "    def reward",
+        "        checkpoints.tell(complaints, source)\n",
+        "",
         f"{LOST}evaluate_and_load_say_that_they_use_an_older_checkpoint",
     ),
     Mend(
