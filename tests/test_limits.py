@@ -22,6 +22,7 @@ from deir.experiments.sweep.jobs import parse_seeds
 from deir.experiments.tune.study import make_plan
 from deir.runs.ranges import DEVICES, LARGEST, LARGEST_OF_COMMANDS, LARGEST_WHOLE, check, check_device
 from deir.runs.run import configure, validate
+from made_runs import make_run
 from test_gymnasium import Shown
 
 LONGEST_MESSAGE = 1500  # characters
@@ -313,6 +314,20 @@ def test_labels_of_a_strangers_run_do_nothing_to_a_terminal(tmp_path):
     (tmp_path / "progress.csv").write_text("frames,seconds,return_mean\n8,1,0\n")
     curve = read_run(tmp_path)
     assert curve is not None and curve.env.isprintable() and len(curve.method) <= 300
+
+
+@pytest.mark.parametrize("field", ["seed", "steps"])
+@pytest.mark.parametrize(
+    "value", [None, -1, 2**63, "", "x", "1", [], {}, 1.5, float("nan"), True, "x" * 1000, "\x1b[31m"], ids=repr
+)
+def test_a_report_of_a_strangers_seed_or_steps_is_one_short_message(tmp_path, monkeypatch, capsys, field, value):
+    run = make_run(tmp_path / "run", [0.1, 0.2])
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**tree, field: value}))
+    words = ["report", str(run), "--out", str(tmp_path / "report"), "--no-figures"]
+    said = told(words, monkeypatch, capsys)
+    assert f"config.yaml: {field}: got" in said and len(said) < LONGEST_MESSAGE
+    assert "\x1b[31m" not in said and not (tmp_path / "report").exists()
 
 
 def test_numbers_without_end_in_a_log_are_no_rows(tmp_path):

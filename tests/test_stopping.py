@@ -176,6 +176,8 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored():
     ("failure", "code", "message"),
     [
         (OSError(28, "No space left on device", "runs/x"), 2, "error: runs/x: No space left on device; make room"),
+        (OSError(5, "Input/output error", "runs/x"), 2, "error: runs/x: Input/output error"),
+        (OSError(5, "Input/output error"), 2, "error: [Errno 5] Input/output error"),
         (PermissionError(13, "Permission denied", "a"), 2, "error: a: Permission denied; expected a place you may use"),
         (FileNotFoundError(2, "No such file or directory"), 2, "error: [Errno 2] No such file or directory"),
         (KeyboardInterrupt(), 130, "interrupted"),
@@ -284,6 +286,7 @@ def test_a_full_disk_in_the_middle_of_a_run_is_one_message(tmp_path, monkeypatch
     )
     assert done.returncode == 2, done.stderr
     assert "File too large" in done.stderr and "Traceback" not in done.stderr
+    assert str(place) in done.stderr  # which disk it is
     assert json.loads((place / "summary.json").read_text())["status"] != "interrupted"
 
 

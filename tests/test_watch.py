@@ -4,12 +4,15 @@ import http.client
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from threading import Thread
 
 import pytest
+import yaml
 
 import deir
 from deir.errors import UserError
@@ -116,6 +119,39 @@ def test_runs_whose_files_lie_elsewhere_are_not_shown(tmp_path):
     (inside / "progress.csv").symlink_to(tmp_path / "outside" / "secret" / "progress.csv")
     (tmp_path / "inside" / "linked").symlink_to(tmp_path / "outside" / "secret")
     assert Watched([tmp_path / "inside"]).runs() == {}
+
+
+def test_a_strangers_run_does_not_hide_the_others(tmp_path):
+    make_run(tmp_path / "own", [0.1])
+    for name in ("config.yaml", "progress.csv", "checkpoints"):
+        odd = make_run(tmp_path / name, [0.1])
+        (odd / name).unlink(missing_ok=True)
+        (odd / name).symlink_to(odd / name)
+    for number, value in enumerate((float("nan"), "x", date(2026, 1, 1))):
+        odd = make_run(tmp_path / f"odd{number}", [0.1])
+        tree = yaml.safe_load((odd / "config.yaml").read_text())
+        (odd / "config.yaml").write_text(yaml.safe_dump({**tree, "steps": value, "checkpoint": {"every": value}}))
+    state = json.loads(json.dumps(Watched([tmp_path]).state(), allow_nan=False))
+    assert {run["path"]: run["steps"] for run in state["runs"]} == {
+        "own": 1000,
+        "odd0": None,
+        "odd1": None,
+        "odd2": None,
+    }
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM)])
+def test_it_serves_until_it_is_stopped(tmp_path, sent, code):
+    words = [sys.executable, "-c", "from deir.cli import main; main()", "watch", str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        port = int(process.stdout.readline().split()[0].rstrip("/").rsplit(":", 1)[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/state")
+        assert json.loads(connection.getresponse().read()) == {"report": "", "runs": []}
+        connection.close()
+        assert process.poll() is None
+        process.send_signal(sent)
+        assert process.wait(60) == code and process.stderr.read() == ""
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])

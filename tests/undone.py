@@ -54,7 +54,7 @@ MENDS = (
     Mend(
         2,
         "code named by a run is refused",
-        "    check_trusted(config.env.id, config.method, run.config, trust)\n",
+        "    check_trusted(config, run.config, trust)\n",
         "",
         "test_trust.py::test_a_saved_name_of_code_is_refused",
     ),
@@ -75,8 +75,8 @@ MENDS = (
     Mend(
         4,
         "a run begins as running",
-        '    status = "running"\n',
-        '    status = "finished"\n',
+        'if rows else None), "running"\n',
+        'if rows else None), "finished"\n',
         f"{LOST}a_run_is_running_until_its_last_checkpoint_is_on_disk",
     ),
     Mend(
@@ -96,8 +96,8 @@ MENDS = (
     Mend(
         6,
         "`evaluate` and `deir.load` tell of a fallback",
-        "    checkpoint.tell(complaints, source)\n\n    def reward",
-        "    def reward",
+        "        checkpoints.tell(complaints, source)\n",
+        "",
         f"{LOST}evaluate_and_load_say_that_they_use_an_older_checkpoint",
     ),
     Mend(
@@ -243,9 +243,23 @@ MENDS = (
     Mend(
         12,
         "failures of the system are one message",
-        '        _end(2, f"error: {_told(failure)}")\n',
-        "        raise\n",
+        '        _end(2, f"error: {_told(failure)}")  # EIO',
+        "        raise  # EIO",
         f"{STOP}failures_of_the_system_are_one_message_in_every_command",
+    ),
+    Mend(
+        12,
+        "an I/O error of a disk is no closed terminal",
+        "        if failure.errno == errno.EPIPE:\n",
+        "        if is_gone(failure):\n",
+        f"{STOP}failures_of_the_system_are_one_message_in_every_command",
+    ),
+    Mend(
+        12,
+        "a full disk is told with the file that did not fit",
+        "            error.filename = str(path)\n",
+        "            pass\n",
+        f"{STOP}a_full_disk_in_the_middle_of_a_run_is_one_message",
     ),
     Mend(
         12,
@@ -271,7 +285,7 @@ MENDS = (
     Mend(
         14,
         "files honour the umask",
-        'with temporary.open("wb", buffering=BUFFER) as file:',
+        'with naming(path), temporary.open("wb", buffering=BUFFER) as file:',
         'with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:',
         f"{LOST}files_honour_the_umask",
     ),
@@ -330,6 +344,27 @@ MENDS = (
         "    text = _Shortened().repr(value)\n",
         "    text = repr(value)\n    return text\n",
         f"{LIMITS}messages_repeat_values_only_in_part",
+    ),
+    Mend(
+        15,
+        "a report checks the seed and the steps of a run",
+        '        _check_whole(config, name, path / "config.yaml")\n',
+        "        pass\n",
+        f"{LIMITS}a_report_of_a_strangers_seed_or_steps_is_one_short_message",
+    ),
+    Mend(
+        15,
+        "the live page shows whole numbers only",
+        "    return value if isinstance(value, int) else None\n",
+        "    return value\n",
+        "test_watch.py::test_a_strangers_run_does_not_hide_the_others",
+    ),
+    Mend(
+        15,
+        "the live page leaves out links that lead to themselves",
+        "        except (OSError, RuntimeError):  # links that lead to themselves\n",
+        "        except ZeroDivisionError:\n",
+        "test_watch.py::test_a_strangers_run_does_not_hide_the_others",
     ),
     Mend(
         16,

@@ -26,11 +26,22 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A write that fails says of which file; the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A new content for the file. A crash leaves the old one or the new one, and a power cut after this the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb", buffering=BUFFER) as file:
+        with naming(path), temporary.open("wb", buffering=BUFFER) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # before the name: a name may reach the disk before what it names

@@ -25,7 +25,7 @@ from deir.errors import UserError
 
 from .base import Budget, Tally
 
-PATIENCE = 300  # seconds after which a case hangs
+PATIENCE, TICK = 300, 5  # seconds after which a case hangs, and between two looks
 LONGEST = 60_000  # characters of output; a message that repeats a value does not reach it
 EVIL = """
 import pathlib
@@ -40,8 +40,24 @@ class Hangs(BaseException):
     """A case waits for something that does not come."""
 
 
-def hangs(*_: Any) -> None:
-    raise Hangs
+@contextlib.contextmanager
+def patience() -> Iterator[None]:
+    """Ends a case that hangs. Seconds are counted one tick after the other: those in which all is stopped are none."""
+    ticks = 0
+
+    def tick(*_: Any) -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks * TICK >= PATIENCE:
+            raise Hangs
+
+    before = signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Began(BaseException):
@@ -59,6 +75,7 @@ WORK = (
     "deir.experiments.bench.command.in_own_process",
     "deir.experiments.paper.probe.all_seeds",
     "deir.experiments.paper.distances.gather",
+    "deir.experiments.watch.server.Server.serve_forever",
 )
 
 
@@ -75,10 +92,8 @@ def judge(what: str, action: Callable[[], Any], tally: Tally, trace: Path | None
     """Runs one case in this process. Whatever is no answer and no clear error is a fault."""
     output = io.StringIO()
     code: Any = 0
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(PATIENCE)
     try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        with patience(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             action()
     except Began:
         pass
@@ -93,9 +108,6 @@ def judge(what: str, action: Callable[[], Any], tally: Tally, trace: Path | None
     except BaseException:
         tally.traceback(f"{what}: {traceback.format_exc()[-1500:]}")
         return
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
     text = output.getvalue()
     if trace is not None and trace.exists():
         trace.unlink()

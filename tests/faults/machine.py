@@ -20,6 +20,7 @@ from typing import Any
 
 from deir.errors import UserError
 from deir.runs import checkpoint, run
+from deir.runs.stopping import run_command
 
 from .base import Budget, Tally
 from .runs import TINY, Reference
@@ -63,10 +64,12 @@ def child(work: Callable[[], None], log: Path, kill_after: float | None = None) 
     number = os.fork()
     if number == 0:
         os._exit(_guarded(work, log))
-    begin, killed = time.monotonic(), False
+    before, passed, killed = time.monotonic(), 0.0, False
     while True:
         done, code = os.waitpid(number, os.WNOHANG)
-        passed = time.monotonic() - begin
+        now = time.monotonic()
+        passed += min(now - before, 1.0)  # seconds in which all is stopped are none
+        before = now
         if done:
             break
         if not killed and passed > (PATIENCE if kill_after is None else kill_after):
@@ -84,9 +87,11 @@ def _guarded(work: Callable[[], None], log: Path) -> int:
         with log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
             try:
                 work()
-            except (UserError, OSError, run.Interrupted) as error:  # the command line tells these in one message
+            except run.Interrupted as error:
                 print(f"error: {error}", file=file)
                 return REFUSED
+            except (UserError, OSError) as error:
+                return _told(error)
             except Lost as loss:
                 print(loss, file=file)
                 return LOST
@@ -96,6 +101,21 @@ def _guarded(work: Callable[[], None], log: Path) -> int:
     except BaseException:
         return BROKEN
     return OK
+
+
+def _told(error: Exception) -> int:
+    """What the command line makes of it: one message and exit code 2, or else it is broken."""
+
+    def fail() -> None:
+        raise error
+
+    try:
+        run_command(fail)
+    except SystemExit as end:
+        if end.code == 2:
+            return REFUSED
+    print(f"the command line does not tell of it: {error!r}")
+    return BROKEN
 
 
 def go_on(path: Path, config: dict[str, Any] = TINY) -> None:

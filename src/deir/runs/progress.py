@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deir.files import replacing, sync_directory
+from deir.files import naming, replacing, sync_directory
 from deir.runs.checkpoint import UnfitCheckpoint
 
 FIRST_COLUMNS = (
@@ -143,7 +143,7 @@ class ProgressLog:
         if header:
             self.columns = [*FIRST_COLUMNS, *(name for name in row if name not in FIRST_COLUMNS)]
         text = _csv_text(self.columns, [row], header).encode()
-        with self.path.open("wb" if header else "ab") as file:
+        with naming(self.path), self.path.open("wb" if header else "ab") as file:
             file.write(text)
         self._crc = zlib.crc32(text, self._crc)
 

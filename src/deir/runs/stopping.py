@@ -68,8 +68,9 @@ def run_command(command: Callable[[], None]) -> None:
     except OSError as failure:
         if is_gone(failure):
             quieten()
+        if failure.errno == errno.EPIPE:
             raise SystemExit(141) from None
-        _end(2, f"error: {_told(failure)}")
+        _end(2, f"error: {_told(failure)}")  # EIO may be of a disk: of a terminal, nobody hears this
     except MemoryError as failure:
         _end(2, f"error: not enough memory {failure}; smaller counts or widths need less")
     except RuntimeError as failure:
@@ -79,8 +80,10 @@ def run_command(command: Callable[[], None]) -> None:
 
 
 def _end(code: int, message: str) -> None:
-    with suppress(OSError):
+    try:
         print(message, file=sys.stderr, flush=True)
+    except OSError:
+        quieten()
     raise SystemExit(code) from None
 
 

@@ -19,6 +19,8 @@ OWN = {
     "sweep": ("--out", "--engine", "--jobs", "--address", "--gpus", "--retries", "--stall", "--grace", "--dry-run"),
     "tune": ("--out", "--storage", "--jobs", "--gpus", "--retries", "--stall", "--grace"),
     "report": ("--out", "--title", "--by-directory", "--resamples", "--no-figures"),
+    "replay": ("--out", "--episodes", "--seed", "--env", "--checkpoint", "--greedy", "--max-steps", "--map-episodes"),
+    "watch": ("--port", "--trust"),
     "probe": ("--run", "--seeds", "--jobs", "--hidden", "--probe-epochs", "--probe-rate", "--out", "--config"),
     "distances": ("--snapshots", "--pairs", "--bins", "--out", "--config"),
     "bench": ("--pairs", "--iterations", "--warm-up", "--settings", "--json", "--curves", "--whole-run"),

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
-from deir.experiments.report.curves import read_all
 from deir.experiments.sweep.jobs import Job
+from deir.experiments.watch.runs import Watched
 from deir.runs import run
 from deir.runs.progress import last_row, read_rows
 
 from ..base import Budget, Kind, Tally
-from ..inputs import command, judge, without_work, working_in
-from ..runs import TINY
+from ..inputs import Began, command, judge, without_work, working_in
+from ..machine import spread
+from ..runs import TINY, status
 
 Change = Callable[[Path], None]
+ENOUGH = 20  # iterations after which a run that goes on is stopped; an undisturbed one has 4
 FILES = (
     "config.yaml",
     "progress.csv",
@@ -130,13 +134,44 @@ def changes() -> dict[str, Change]:
     }
 
 
+def resumed(directory: Path) -> None:
+    """A resume that was accepted and trains on, perhaps for years, is stopped as a user does it."""
+    iterate, done = run._iterate, 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done == ENOUGH:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return iterate(*args)
+
+    with mock.patch.object(run, "_iterate", counted):
+        try:
+            command(["train", "--resume", str(directory)])
+        except SystemExit as end:
+            if done == ENOUGH and end.code == 130 and status(directory) == "interrupted":
+                raise Began from None
+            raise
+
+
+def watched(directory: Path) -> None:
+    """What the server of `deir watch` answers with."""
+    watch = Watched([directory])
+    json.dumps(watch.state(), allow_nan=False)
+    watch.report()
+    for name in watch.runs():
+        watch.replay(name)
+
+
 def readers(directory: Path) -> dict[str, Callable[[], Any]]:
     config = run.configure(TINY)
     return {
         "evaluate": lambda: command(["evaluate", str(directory), "--episodes", "2"]),
-        "resume": lambda: command(["train", "--resume", str(directory)]),
+        "resume": lambda: resumed(directory),
         "config": lambda: command(["train", "--config", str(directory / "config.yaml"), "--out", "new"]),
-        "report": lambda: read_all([directory]),
+        "report": lambda: command(["report", str(directory), "--out", "report", "--no-figures", "--resamples", "100"]),
+        "replay": lambda: command(["replay", str(directory), "--episodes", "1", "--map-episodes", "1"]),
+        "watch": lambda: watched(directory),
         "sweep": lambda: (Job(config, directory).finished, Job(config, directory).check()),
         "live table": lambda: (last_row(directory / "progress.csv"), read_rows(directory / "progress.csv")),
         "probe": lambda: command(["probe", "--run", str(directory), "--out", "probe"]),
@@ -144,20 +179,24 @@ def readers(directory: Path) -> dict[str, Callable[[], Any]]:
 
 
 def run_kind(budget: Budget, scratch: Path, tally: Tally) -> None:
-    whole = scratch / "whole"
+    whole, known = scratch / "whole", changes()
     run.start(run.configure(TINY), whole)
-    known = changes()
-    cases = [(what, reader) for what in known for reader in readers(whole)]
-    with working_in(scratch / "here") as trace:
-        for what, reader in budget.within(cases):
-            directory = scratch / "here" / "run"
+
+    def try_one(case: tuple[str, str], place: Path, tally: Tally) -> None:
+        what, reader = case
+        with working_in(place / "here") as trace:
+            directory = Path("run").absolute()
             shutil.copytree(whole, directory)
-            known[what](directory)
+            known.get(what, lambda _: None)(directory)
             with without_work() if reader in ("config", "probe") else nullcontext():
                 judge(f"{reader}: {what}", readers(directory)[reader], tally, trace)
-            shutil.rmtree(directory)
-            shutil.rmtree(scratch / "here" / "new", ignore_errors=True)
-            shutil.rmtree(scratch / "here" / "probe", ignore_errors=True)
+
+    for reader in readers(whole):  # one that refuses every run would find nothing
+        sound = Tally()
+        try_one(("nothing is changed", reader), scratch / reader, sound)
+        if sound.exact != 1:
+            raise RuntimeError(f"{reader} does not read an undisturbed run: {sound.faults}")
+    spread(budget, [(what, reader) for what in known for reader in readers(whole)], scratch, tally, try_one)
 
 
-KIND = Kind("hostile-directories", "run directories of a stranger", run_kind, full=2500, short=30)
+KIND = Kind("hostile-directories", "run directories of a stranger", run_kind, full=3500, short=30)

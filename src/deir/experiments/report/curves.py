@@ -17,6 +17,7 @@ from deir.errors import UserError, invalid
 from deir.files import as_cell, check_seal, from_cell
 from deir.runs.directory import told_nearest
 from deir.runs.progress import read_rows
+from deir.runs.ranges import LARGEST_WHOLE
 
 Array = NDArray[np.float64]
 LABELS = ("env", "method", "seed")
@@ -102,14 +103,21 @@ def read_run(path: Path, by_directory: bool = False) -> Curve | None:
     config = load_yaml(path / "config.yaml")
     if not isinstance(config.get("env"), dict) or not {"method", "seed"} <= config.keys():
         raise UserError(f"{path / 'config.yaml'}: expected the configuration of a run, with env, method and seed")
+    for name in ("seed", "steps"):
+        _check_whole(config, name, path / "config.yaml")
     rows = read_rows(path / "progress.csv")
     if not rows:
         return None
     env, method = _labels(path, config, by_directory)
     settings = {k: v for k, v in flatten(config).items() if k.split(".")[0] not in _NOT_THE_METHOD}
-    return Curve(
-        env, method, int(config["seed"]), _columns(rows, path / "progress.csv"), path, config.get("steps"), settings
-    )
+    columns = _columns(rows, path / "progress.csv")
+    return Curve(env, method, config["seed"], columns, path, config.get("steps"), settings)
+
+
+def _check_whole(config: dict[str, Any], name: str, path: Path) -> None:
+    value = config.get(name, 0)
+    if type(value) is not int or not 0 <= value <= LARGEST_WHOLE:
+        raise invalid(f"{path}: {name}", value, "a whole number, 0 or more, as a run writes it")
 
 
 def _labels(path: Path, config: dict[str, Any], by_directory: bool) -> tuple[str, str]:

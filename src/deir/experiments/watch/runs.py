@@ -38,7 +38,10 @@ class Watched:
 
     def _inside(self, path: Path) -> bool:
         """A run whose files are below the watched places, where links lead too."""
-        files = [(path / name).resolve() for name in ("config.yaml", "progress.csv", "checkpoints")]
+        try:
+            files = [(path / name).resolve() for name in ("config.yaml", "progress.csv", "checkpoints")]
+        except (OSError, RuntimeError):  # links that lead to themselves
+            return False
         return files[1].is_file() and all(any(f.is_relative_to(place) for place in self.places) for f in files)
 
     def state(self) -> dict[str, Any]:
@@ -112,7 +115,12 @@ def _figures(path: Path) -> dict[str, Any]:
         "title": f"{config.get('method')} on {task}, seed {config.get('seed')}",
         "path": path.name,
         "status": "stopped" if status == "running" and abandoned(path) else status,
-        "steps": config.get("steps"),
-        "every": checkpoint.get("every") if isinstance(checkpoint, dict) else None,
+        "steps": _whole(config.get("steps")),
+        "every": _whole(checkpoint.get("every")) if isinstance(checkpoint, dict) else None,
         **{key: row.get(key) or None for key in ("frames", "fps", "return_mean", "episodes")},
     }
+
+
+def _whole(value: Any) -> int | None:
+    """A stranger's configuration may have anything in its place, and some of it is no JSON."""
+    return value if isinstance(value, int) else None
