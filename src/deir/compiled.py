@@ -26,12 +26,17 @@ def compiled_sums(loop: Callable[..., Any]) -> Callable[..., Any]:
     return _compiled(loop, frozenset({"reassoc", "contract"}))
 
 
-def _compiled(loop: Callable[..., Any], liberties: frozenset[str]) -> Callable[..., Any]:
+def compiled_part(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """For calls from compiled functions alone: without what Python would call it by, which takes time to compile."""
+    return _compiled(loop, frozenset(), no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _compiled(loop: Callable[..., Any], liberties: frozenset[str], **options: bool) -> Callable[..., Any]:
     fastmath = set(liberties) or False
     try:
-        return njit(loop, nogil=True, error_model="numpy", fastmath=fastmath, cache=True)
+        return njit(loop, nogil=True, error_model="numpy", fastmath=fastmath, cache=True, **options)
     except RuntimeError:
-        return njit(loop, nogil=True, error_model="numpy", fastmath=fastmath)
+        return njit(loop, nogil=True, error_model="numpy", fastmath=fastmath, **options)
 
 
 class _CompilationNotice(event.Listener):  # type: ignore[misc]
@@ -42,7 +47,7 @@ class _CompilationNotice(event.Listener):  # type: ignore[misc]
 
     def on_start(self, event: Any) -> None:
         if not self.given:
-            logging.getLogger("deir").info("compiling the inner loops, once: about ten seconds")
+            logging.getLogger("deir").info("compiling the inner loops, once: about half a minute")
         self.given = True
 
     def on_end(self, event: Any) -> None:

@@ -13,7 +13,7 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
-from deir.compiled import Array, compiled
+from deir.compiled import Array, compiled_part
 
 SPINS = 2000  # looks at a counter before the core is offered to others
 
@@ -86,19 +86,19 @@ add: Any = intrinsic(_typed_add)  # add(counters, place, by): one step for all t
 look: Any = intrinsic(_typed_look)  # look(counters, place): the number there, and all that was written before it
 
 
-@compiled
+@compiled_part
 def vector(address: int, size: int, like: float) -> Array:
     """The numbers at an address, of the type of `like`. [size]"""
     return carray(_pointer(address, like), (size,))
 
 
-@compiled
+@compiled_part
 def matrix(address: int, rows: int, columns: int, like: float) -> Array:
     """[rows, columns]"""
     return carray(_pointer(address, like), (rows, columns))
 
 
-@compiled
+@compiled_part
 def await_count(counters: Array, place: int, count: int, rest: int) -> None:
     """Waits for other threads of the team. `rest`: the address of what offers the core to others"""
     looks = 0
@@ -108,7 +108,7 @@ def await_count(counters: Array, place: int, count: int, rest: int) -> None:
             _call(rest)
 
 
-@compiled
+@compiled_part
 def multiply_at(
     gemm: int, a: int, lda: int, flip_a: bool, b: int, ldb: int, flip_b: bool, c: int, ldc: int, m: int, n: int, k: int,
     beta: float,

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from deir.compiled import Array, compiled
+from deir.compiled import Array, compiled_part
 from deir.fast.addresses import exponential, multiply_at
 
 
-@compiled
+@compiled_part
 def gru(
     from_input: Array,  # [U, 3H] W x + b, in PyTorch's order r, z, n
     rows: Array,  # [B] which of them each row of the batch takes
@@ -36,7 +36,7 @@ def gru(
             result[c] = n[c] + gate[width + c] * (h[c] - n[c])
 
 
-@compiled
+@compiled_part
 def gru_gradient(
     grad: Array,  # [B, H] of h'
     from_memory: Array,  # [M, 3H]
@@ -75,7 +75,7 @@ def gru_gradient(
                 target[c] += g[c] * z[c]
 
 
-@compiled
+@compiled_part
 def by_corner(weight: Array, out: Array, lo: int, hi: int) -> None:
     """A 2x2 kernel for products of cells and corners. [O, I*4] -> [I, 4*O], of the inputs lo … hi"""
     outputs = len(weight)
@@ -85,7 +85,7 @@ def by_corner(weight: Array, out: Array, lo: int, hi: int) -> None:
                 out[i, corner * outputs + o] = weight[o, 4 * i + corner]
 
 
-@compiled
+@compiled_part
 def not_by_corner(by_out: Array, by_weight: Array, lo: int, hi: int) -> None:
     """The gradient of `by_corner`."""
     outputs = len(by_weight)
@@ -95,7 +95,7 @@ def not_by_corner(by_out: Array, by_weight: Array, lo: int, hi: int) -> None:
                 by_weight[o, 4 * i + corner] = by_out[i, corner * outputs + o]
 
 
-@compiled
+@compiled_part
 def by_position(weight: Array, out: Array, positions: int, lo: int, hi: int) -> None:
     """The kernels of a linear layer on maps, one for each position. [F, C*positions] -> out [positions, ≥ C*F]"""
     features = len(weight)
@@ -105,7 +105,7 @@ def by_position(weight: Array, out: Array, positions: int, lo: int, hi: int) -> 
                 out[place, c * features + f] = weight[f, c * positions + place]
 
 
-@compiled
+@compiled_part
 def not_by_position(by_out: Array, by_weight: Array, positions: int, lo: int, hi: int) -> None:
     """The gradient of `by_position`."""
     features = len(by_weight)
@@ -115,7 +115,7 @@ def not_by_position(by_out: Array, by_weight: Array, positions: int, lo: int, hi
                 by_weight[f, c * positions + place] = by_out[place, c * features + f]
 
 
-@compiled
+@compiled_part
 def placed_products(
     gemm: int, x: Array, patches: Array, bounds: Array, kernels: Array, rows: Array, out: Array, first: int, last: int,
 ) -> None:  # fmt: skip
@@ -135,7 +135,7 @@ def placed_products(
         )  # fmt: skip
 
 
-@compiled
+@compiled_part
 def placed_gradient(
     gemm: int, by_out: Array, rows: Array, bounds: Array, kernels: Array, by_rows: Array, by_kernels: Array, first: int,
     last: int,
@@ -158,7 +158,7 @@ def placed_gradient(
         )  # fmt: skip
 
 
-@compiled
+@compiled_part
 def scatter_sum(values: Array, rows: Array, out: Array, joins: bool, lo: int, hi: int) -> None:
     """out[rows[i]] = Σ values[i], joined if `joins`, of the columns lo … hi. values: [I, C], out: [M, C]"""
     if not joins:
@@ -170,7 +170,7 @@ def scatter_sum(values: Array, rows: Array, out: Array, joins: bool, lo: int, hi
             target[c] += value[c]
 
 
-@compiled
+@compiled_part
 def column_sums(x: Array, out: Array, joins: bool, lo: int, hi: int) -> None:
     """[B, C] -> [C], joined if `joins`"""
     if not joins:
@@ -182,7 +182,7 @@ def column_sums(x: Array, out: Array, joins: bool, lo: int, hi: int) -> None:
             total[c] += row[c]
 
 
-@compiled
+@compiled_part
 def clipped_adam(
     values: Array, grads: Array, first: Array, second: Array, squares: Array, step: int, settings: Array,
     lo: int, hi: int,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from deir.compiled import Array, compiled
+from deir.compiled import Array, compiled_part
 
 
-@compiled
+@compiled_part
 def ppo_of_categories(
     logits: Array,  # [B, A]
     values: Array,  # [B]
@@ -58,7 +58,7 @@ def ppo_of_categories(
     figures[0] = figures[1] + value_coef * figures[2] - entropy_coef * figures[3]
 
 
-@compiled
+@compiled_part
 def discrimination(
     logits: Array,  # [2B] of true transitions, then of fake ones
     differs: Array,  # [B] bytes: the fake one differs from the true one

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deir.compiled import Array, compiled
+from deir.compiled import Array, compiled, compiled_part
 from deir.fast import kernels, losses, norm_kernels
 from deir.fast.addresses import add, await_count, look, matrix, multiply_at, vector
 
@@ -27,13 +27,13 @@ STRIDE = JOBS + 1
 ) = range(25)  # fmt: skip
 
 
-@compiled
+@compiled_part
 def part(size: int, job: int, jobs: int) -> tuple[int, int]:
     """Where a job's part of `size` rows or columns begins and ends."""
     return size * job // jobs, size * (job + 1) // jobs
 
 
-@compiled
+@compiled_part
 def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, gemm: int) -> None:
     """One job of a layer. x: operands [16], f: settings, units: 0 and 1"""
     like, whole, real = units[0], np.int64(0), np.float64(0)
@@ -96,7 +96,7 @@ def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, g
         )  # fmt: skip
 
 
-@compiled
+@compiled_part
 def _rows(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> None:
     """One job of a normalisation of rows that stand for themselves."""
     lo, hi = part(x[1], job, jobs)
@@ -125,7 +125,7 @@ def _rows(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> No
         )  # fmt: skip
 
 
-@compiled
+@compiled_part
 def _maps(code: int, x: Array, job: int, jobs: int, like: float, gemm: int) -> None:
     """One job of what only feature maps have."""
     whole = np.int64(0)
@@ -161,7 +161,7 @@ def _maps(code: int, x: Array, job: int, jobs: int, like: float, gemm: int) -> N
         kernels.scatter_sum(matrix(x[0], x[1], x[2], like), rows, out, x[6] != 0, lo, hi)
 
 
-@compiled
+@compiled_part
 def _ends(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> bool:
     """One job of a loss, of what is left of a gradient, or of Adam; False if the gradient is not finite."""
     real = np.float64(0)

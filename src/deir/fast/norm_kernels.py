@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from deir.compiled import Array, compiled
+from deir.compiled import Array, compiled_part
 
 
-@compiled
+@compiled_part
 def normalise(
     table: Array,  # [M, C]
     rows: Array,  # [P, K]; K = 0: row p is table[p]
@@ -64,7 +64,7 @@ def normalise(
             result[c] = lowest if value < lowest else value
 
 
-@compiled
+@compiled_part
 def normalise_gradient(
     grad: Array,  # [P, C] of the output
     out: Array,  # [P, C]
@@ -111,7 +111,7 @@ def normalise_gradient(
                 target[c] += row[c]
 
 
-@compiled
+@compiled_part
 def moments_of_rows(x: Array, parts: Array, lo: int, hi: int) -> None:
     """Mean and Σ(x - mean)² of the rows lo … hi. x: [P, C], parts: [2, C]"""
     mean, squares, width = parts[0], parts[1], x.shape[1]
@@ -127,7 +127,7 @@ def moments_of_rows(x: Array, parts: Array, lo: int, hi: int) -> None:
             squares[c] += (row[c] - mean[c]) * (row[c] - mean[c])
 
 
-@compiled
+@compiled_part
 def normalise_rows(
     x: Array,  # [P, C]
     parts: Array,  # [jobs, 2, C] of `moments_of_rows`
@@ -164,7 +164,7 @@ def normalise_rows(
             result[c] = zero if value < zero else value
 
 
-@compiled
+@compiled_part
 def gradient_sums(grad: Array, out: Array, normal: Array, parts: Array, lo: int, hi: int) -> None:
     """Σ g and Σ g ŷ behind the ReLU, of the rows lo … hi. parts: [2, C]"""
     total, with_normal, zero = parts[0], parts[1], grad.dtype.type(0)
@@ -177,7 +177,7 @@ def gradient_sums(grad: Array, out: Array, normal: Array, parts: Array, lo: int,
             with_normal[c] += passed * y[c]
 
 
-@compiled
+@compiled_part
 def normalise_rows_gradient(
     grad: Array, out: Array, normal: Array, parts: Array, gain: Array, inverse: Array, by_x: Array, by_gain: Array,
     by_shift: Array, job: int,
@@ -205,7 +205,7 @@ def normalise_rows_gradient(
             target[c] = (passed - (total[c] + y[c] * with_normal[c])) * scale[c]
 
 
-@compiled
+@compiled_part
 def follow_moments(
     running_mean: Array, running_variance: Array, moments: Array, bias: Array, total: int, momentum: float,
     lo: int, hi: int,
@@ -219,7 +219,7 @@ def follow_moments(
         running_variance[c] = keep * running_variance[c] + join_variance * moments[1, c]
 
 
-@compiled
+@compiled_part
 def standardise(
     x: Array,  # [P, C]
     share: Array,  # [P]; empty: each row is one of the batch
