@@ -32,11 +32,11 @@ def compiled_part(loop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(loop: Callable[..., Any], liberties: frozenset[str], **options: bool) -> Callable[..., Any]:
-    fastmath = set(liberties) or False
+    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(liberties) or False, **options}
     try:
-        return njit(loop, nogil=True, error_model="numpy", fastmath=fastmath, cache=True, **options)
+        return njit(loop, cache=True, **settings)  # type: ignore[no-any-return]
     except RuntimeError:
-        return njit(loop, nogil=True, error_model="numpy", fastmath=fastmath, **options)
+        return njit(loop, **settings)  # type: ignore[no-any-return]
 
 
 class _CompilationNotice(event.Listener):  # type: ignore[misc]
