@@ -40,6 +40,7 @@ OURS = {
     "mujoco",
     "procgen-small",
     "procgen-precision",
+    "precision",
 }
 STUDIES = {"tune-beta", "tune-swift-doorkey", "tune-swift-multiroom"}
 SWEEPS = [path for path in FILES if path.stem not in STUDIES and path.stem.split("-", 1)[-1] not in COMMANDS]
