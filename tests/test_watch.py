@@ -142,7 +142,8 @@ def test_a_strangers_run_does_not_hide_the_others(tmp_path):
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM)])
 def test_it_serves_until_it_is_stopped(tmp_path, sent, code):
-    words = [sys.executable, "-c", "from deir.cli import main; main()", "watch", str(tmp_path)]
+    as_typed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored under nohup
+    words = [sys.executable, "-c", f"{as_typed}; from deir.cli import main; main()", "watch", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         port = int(process.stdout.readline().split()[0].rstrip("/").rsplit(":", 1)[1])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -151,7 +152,10 @@ def test_it_serves_until_it_is_stopped(tmp_path, sent, code):
         connection.close()
         assert process.poll() is None
         process.send_signal(sent)
-        assert process.wait(60) == code and process.stderr.read() == ""
+        try:
+            assert process.wait(60) == code and process.stderr.read() == ""
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
