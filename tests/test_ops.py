@@ -18,6 +18,7 @@ from deir.algorithm.types import Shared
 from deir.config import NetworkConfig, PPOConfig
 from deir.errors import UserError
 from deir.fast import ops as fast_ops
+from deir.fast import updates
 from deir.fast.ops import FastOps
 from deir.runs import training
 from deir.runs.presets import BEYOND_THE_PAPER
@@ -221,10 +222,13 @@ def test_whole_grids_share_their_patches_too(monkeypatch):
     patched, whole = fast_ops.embed_patches, fast_ops.embed_whole
     monkeypatch.setattr(fast_ops, "embed_patches", lambda *given: (embedded.append(1), patched(*given))[1])
     monkeypatch.setattr(fast_ops, "embed_whole", lambda *given: (views.append(1), whole(*given))[1])
+    plan = updates.plan
+    monkeypatch.setattr(updates, "plan", lambda *given: (embedded.append(2), plan(*given))[1])
     trainer = make_trainer(configure(small(env={**TASKS["whole"], "id": "FourRooms"})))
     trainer.iterate()
     trainer.close()
-    assert trainer.policy.encoder.convs[0].in_channels == 3 and len(embedded) >= 4 and not views
+    assert trainer.policy.encoder.convs[0].in_channels == 3 and not views
+    assert embedded.count(1) >= 2 and embedded.count(2) == 4  # collection and reward; two mini-batches of each network
 
 
 def test_single_precision_too():
