@@ -1,13 +1,13 @@
-"""Losses of programs, and their gradients, in one pass."""
+"""Losses and their gradients, in one pass."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from deir.compiled import Array, compiled_part
+from deir.compiled import Array, compiled, compiled_part
 
 
-@compiled_part
+@compiled
 def ppo_of_categories(
     logits: Array,  # [B, A]
     values: Array,  # [B]
