@@ -1,4 +1,4 @@
-"""The distances of Equation 4 on real rollouts: what leaving out repeats, tiles, threads and kept memory give.
+"""The distances of Equation 4 on real rollouts: what differences, leaving out repeats, threads and kept memory give.
 
 python benchmarks/distances.py [LENGTH …]
 
@@ -64,7 +64,7 @@ def batch(
 
 def milliseconds(job: Callable[[], Tensor], threads: int, repeats: int = 7) -> float:
     torch.set_num_threads(threads)
-    deir.fast.threads.use_threads(threads, overlap=True)
+    deir.fast.threads.use_threads(threads, large=False)
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -81,7 +81,7 @@ def forget_freed_memory() -> None:
 
 
 def main(lengths: tuple[int, ...]) -> None:
-    columns = ("batch, memory returned", "batch", "tiles", "without repeats", "2 threads")
+    columns = ("batch, memory returned", "batch", "differences", "without repeats", "2 threads")
     print(f"{'steps':>6s} {'keys':>5s} {'repeats':>7s} " + " ".join(f"{c:>{len(c)}s}" for c in columns))
     for length in lengths:
         *arguments, repeated = rollout_of(length)

@@ -259,7 +259,7 @@ def test_temporal_distances_grow_with_the_steps_between():
     _, views = (rollout.ids, torch.stack([torch.from_numpy(observation(k)) for k in range(20)]))
     table, names = tabulate(views[ring.flatten() % 20])
     rollout = replace(rollout, table=table, ids=names.view(61, 4))
-    trained(model, rollout, epochs=40)
+    trained(model, rollout, epochs=160)
     embedded = model.encoder(views)
     distances = quasimetric(embedded, embedded).detach()
     forth = torch.stack([distances[torch.arange(20), (torch.arange(20) + k) % 20].mean() for k in range(10)])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from deir.algorithm.networks import GridEncoder, VectorEncoder
 from deir.algorithm.policy import Policy
@@ -18,53 +18,36 @@ from deir.fast.arrays import arrays_of
 from deir.fast.blas import product
 from deir.fast.folding import folded, is_affine, scale_and_shift
 from deir.fast.gru import act_recurrently, gru_gates
+from deir.fast.naming import free_places, name_rows
 from deir.fast.patches import tabulate
+from deir.fast.planning import occurring_rows
 from deir.fast.vector_encoder import FrozenVectorEncoder
+from deir.fast.views import encode_grids
 
+CAPACITY = 4096  # observations, at first
 ENCODE_CHUNK = 2048  # bounds the memory of feature maps
-
-
-def corners(height: int, width: int) -> Tensor:
-    """The four cells of every 2x2 patch of a grid, counted row by row. [(height-1)*(width-1)*4]"""
-    cells = torch.arange(height * width, device="cpu").view(height, width)
-    return torch.stack([cells[:-1, :-1], cells[:-1, 1:], cells[1:, :-1], cells[1:, 1:]], -1).flatten()
+Layer = tuple[Tensor, Tensor]  # weight [in, out], bias [out]
 
 
 class FrozenGridEncoder:
-    """A grid encoder for few views at a time: its 2x2 convolutions are matrix products on channels-last data."""
+    """A grid encoder and the GRU's product of inputs, for few views at a time: one compiled loop."""
 
-    def __init__(self, encoder: GridEncoder) -> None:
-        self.padding = encoder.padding
-        self.inputs = scale_and_shift(encoder.input_norm)
-        self.layers = []  # corners of each patch, weight, bias
-        height, width = (side + 2 * self.padding for side in encoder.shape[:2])
+    def __init__(self, encoder: GridEncoder, inputs: Layer, gemm: int) -> None:
+        self.padding, self.gemm = encoder.padding, gemm
+        self.inputs = arrays_of(*(part.expand(encoder.shape[2]) for part in scale_and_shift(encoder.input_norm)))
+        convolutions = []
         for conv, norm in zip(encoder.convs, encoder.norms, strict=True):
             assert isinstance(conv, nn.Conv2d) and conv.bias is not None
             kernel = conv.weight.permute(2, 3, 1, 0).reshape(-1, conv.out_channels)  # [4*in, out]
-            self.layers.append((corners(height, width).to(kernel.device), *folded(kernel, conv.bias, norm)))
-            height, width = height - 1, width - 1
+            convolutions.append(arrays_of(*folded(kernel, conv.bias, norm)))
         channels = encoder.CHANNELS[-1]
         linear = encoder.linear.weight.view(encoder.features, channels, -1).permute(2, 1, 0)  # [positions, C, features]
-        self.linear = folded(linear.reshape(-1, encoder.features), encoder.linear.bias, encoder.output_norm)
+        last = folded(linear.reshape(-1, encoder.features), encoder.linear.bias, encoder.output_norm)
+        self.layers = tuple(convolutions), arrays_of(*last), arrays_of(*inputs)
 
-    def __call__(self, views: Tensor) -> Tensor:
-        """[B, H, W, C] -> [B, features]"""
-        x = views * self.inputs[0] + self.inputs[1]
-        if self.padding:
-            x = F.pad(x, (0, 0, *(self.padding,) * 4))
-        x = x.flatten(1, 2)  # [B, H*W, C]
-        for places, weight, bias in self.layers:
-            patches = x.index_select(1, places).view(-1, len(weight))  # [B*h*w, 4*C]
-            x = torch.addmm(bias, patches, weight).relu_().view(len(views), -1, len(bias))
-        return torch.addmm(self.linear[1], x.flatten(1), self.linear[0]).relu_()
-
-
-def _folded_encoder(encoder: nn.Module) -> FrozenGridEncoder | FrozenVectorEncoder | None:
-    if type(encoder) is GridEncoder and is_affine(encoder.input_norm):
-        return FrozenGridEncoder(encoder)
-    if isinstance(encoder, VectorEncoder) and FrozenVectorEncoder.takes(encoder):
-        return FrozenVectorEncoder(encoder)
-    return None
+    def __call__(self, views: NDArray[Any]) -> Tensor:
+        """[B, H, W, C] -> [B, 3H]"""
+        return torch.from_numpy(encode_grids(self.gemm, views, self.padding, *self.inputs, *self.layers))
 
 
 class FrozenPolicy:
@@ -72,23 +55,31 @@ class FrozenPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy.eval()
-        self.folded = _folded_encoder(policy.encoder)
+        self.gemm, encoder, cell = product(policy.gru.weight_hh.dtype), policy.encoder, policy.gru
+        self.grids: FrozenGridEncoder | None = None
+        self.vectors: FrozenVectorEncoder | None = None
+        if type(encoder) is GridEncoder and is_affine(encoder.input_norm) and self.gemm is not None:
+            self.grids = FrozenGridEncoder(encoder, (cell.weight_ih.T, cell.bias_ih), self.gemm)
+        elif isinstance(encoder, VectorEncoder) and FrozenVectorEncoder.takes(encoder):
+            self.vectors = FrozenVectorEncoder(encoder)
         first, norm, _, last = policy.actor
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
         layers = (
-            (policy.gru.weight_hh.T, policy.gru.bias_hh),
+            (cell.weight_hh.T, cell.bias_hh),
             folded(first.weight.T, first.bias, norm),
             (last.weight.T, last.bias),
         )
         self.arrays = [arrays_of(*layer) for layer in layers]
-        self.gemm = product(policy.gru.weight_hh.dtype)
 
-    def gates(self, observations: Tensor) -> Tensor:
+    def gates(self, observations: NDArray[Any]) -> Tensor:
         """[B, *obs] -> [B, 3H]"""
-        if self.folded is not None:
-            embedded = self.folded(observations)
+        if self.grids is not None:
+            return self.grids(observations)
+        given = torch.from_numpy(observations)
+        if self.vectors is not None:
+            embedded = self.vectors(given)
         else:
-            embedded = self.policy.ops.embed(self.policy.encoder, observations).gather()
+            embedded = self.policy.ops.embed(self.policy.encoder, given).gather()
         return gru_gates(self.policy.gru, Shared(embedded)).values
 
     def step(self, gates: Tensor, rows: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +102,7 @@ class ActingOnAnything:
     def step(self, observations: NDArray[Any], hidden: Tensor) -> tuple[Tensor, Tensor]:
         self.seen.append(torch.from_numpy(observations))
         rows = torch.arange(len(hidden), device="cpu")
-        return self.frozen.step(self.frozen.gates(self.seen[-1]), rows, hidden)
+        return self.frozen.step(self.frozen.gates(observations), rows, hidden)
 
     def table(self, last: NDArray[Any], finals: NDArray[Any]) -> tuple[ObservationTable, Tensor, Tensor]:
         everything = torch.cat([*self.seen, torch.from_numpy(np.ascontiguousarray(last)), torch.from_numpy(finals)])
@@ -125,53 +116,57 @@ class ActingOnRepeats:
 
     def __init__(self, policy: Policy, known: ObservationTable | None) -> None:
         self.frozen = FrozenPolicy(policy)
-        self.seen: list[Tensor] = []  # names
-        self.observations: list[NDArray[Any]] = []
-        self.names: dict[bytes, int] = {}
+        self.seen: list[NDArray[np.int64]] = []  # names
         self.known = known
-        self.gates = torch.zeros(4096, policy.gru.weight_ih.shape[0], device="cpu")  # [capacity, 3H]
+        self.shape = policy.observation_space.shape or ()
+        self.count, rows = 0, CAPACITY if known is None else max(CAPACITY, 2 * len(known.distinct))
+        self.observations = np.empty((rows, prod(self.shape)), np.uint8)  # [capacity, bytes]
+        self.gates = torch.zeros(rows, policy.gru.weight_ih.shape[0], device="cpu")  # [capacity, 3H]
+        self.places = free_places(rows)
         if known is not None:
             self._adopt(known)
 
     def step(self, observations: NDArray[Any], hidden: Tensor) -> tuple[Tensor, Tensor]:
         self.seen.append(self.lookup(observations))
-        return self.frozen.step(self.gates, self.seen[-1], hidden)
+        return self.frozen.step(self.gates, torch.from_numpy(self.seen[-1]), hidden)
 
     def table(self, last: NDArray[Any], finals: NDArray[Any]) -> tuple[ObservationTable, Tensor, Tensor]:
-        ids = torch.stack([*self.seen, self.lookup(last)])
-        final_ids = self.lookup(finals) if len(finals) else ids.new_zeros(0)
-        used, names = torch.cat([ids.flatten(), final_ids]).unique(return_inverse=True)
-        distinct = torch.from_numpy(np.stack(self.observations))[used]
+        ids = np.stack([*self.seen, self.lookup(last)])
+        names = np.concatenate([ids.ravel(), self.lookup(finals)])
+        used, _, places = occurring_rows(names, self.count)
+        distinct = torch.from_numpy(self.observations[used].reshape(-1, *self.shape))
         self.known, renamed = tabulate(distinct, packed_view(self.frozen.policy.observation_space))
-        found, final_ids = renamed[names].split([ids.numel(), len(finals)])
+        found, final_ids = renamed[torch.from_numpy(places)].split([ids.size, len(finals)])
         return self.known, found.view(ids.shape), final_ids
 
     def _adopt(self, known: ObservationTable) -> None:
         """Starts from the observations of the last rollout: most of them come again."""
-        self.observations = list(known.distinct.numpy())
-        self.names = {observation.tobytes(): name for name, observation in enumerate(self.observations)}
+        self._name(known.distinct.numpy())
         policy = self.frozen.policy
         for part in torch.arange(len(known.distinct), device="cpu").split(ENCODE_CHUNK):
             embedded = policy.ops.embed(policy.encoder, known.rows(part))
-            self._store(int(part[0]), gru_gates(policy.gru, embedded).gather())
+            self.gates[part] = gru_gates(policy.gru, embedded).gather()
 
-    def _store(self, begin: int, gates: Tensor) -> None:
-        while begin + len(gates) > len(self.gates):
-            self.gates = torch.cat([self.gates, torch.zeros_like(self.gates)])
-        self.gates[begin : begin + len(gates)] = gates
+    def _name(self, observations: NDArray[Any]) -> NDArray[np.int64]:
+        rows = np.ascontiguousarray(observations).reshape(len(observations), self.observations.shape[1])
+        names, self.count = name_rows(self.places, self.observations, self.count, rows)
+        return names
 
-    def lookup(self, observations: NDArray[Any]) -> Tensor:
+    def _make_room(self, more: int) -> None:
+        if self.count + more <= len(self.observations):
+            return
+        before = self.observations[: self.count]
+        rows, self.count = 2 * (self.count + more), 0
+        self.observations, self.places = np.empty((rows, before.shape[1]), np.uint8), free_places(rows)
+        self.gates = torch.cat([self.gates, self.gates.new_zeros(rows - len(self.gates), self.gates.shape[1])])
+        self._name(before)  # the names stay: they count the rows
+
+    def lookup(self, observations: NDArray[Any]) -> NDArray[np.int64]:
         """[N, *obs] -> names [N]"""
-        known = len(self.observations)
-        names: list[int] = []
-        fresh: list[int] = []  # rows never seen before
-        for row, observation in enumerate(observations):
-            name = self.names.setdefault(observation.tobytes(), known + len(fresh))
-            if name == known + len(fresh):
-                fresh.append(row)
-            names.append(name)
-        if fresh:
-            new = observations[fresh]
-            self.observations.extend(new)
-            self._store(known, self.frozen.gates(torch.from_numpy(new)))
-        return torch.tensor(names, device="cpu")
+        self._make_room(len(observations))
+        known = self.count
+        names = self._name(observations)
+        if self.count > known:
+            fresh = self.observations[known : self.count].reshape(-1, *self.shape)
+            self.gates[known : self.count] = self.frozen.gates(fresh)
+        return names

@@ -3,9 +3,9 @@
 A program is one gradient step, from a batch to Adam. Its operands are registers: columns of a table of integers (sizes
 and addresses) that has a row for each batch. A whole update is then one call: the program, run for each row in turn.
 
-Each operation is divided into jobs, whatever the number of threads. A thread takes the next job that is free, and goes
-on to the next operation once all jobs of this one are done. So any thread may join at any time, and none waits for
-another that the system has put aside, unless that one holds a job.
+Each operation is divided into jobs, whatever the number of threads, and `schedule` puts them into tasks and stages. A
+thread takes the next task that is free, and goes on to the next stage once all tasks of this one are done. So any
+thread may join at any time, and none waits for another that the system has put aside, unless that one holds a task.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from deir.fast import kernels, losses, norm_kernels
 from deir.fast.addresses import add, await_count, look, matrix, multiply_at, vector
 
 OPERANDS = 16
-JOBS = 15  # of an operation at most
-STRIDE = JOBS + 1
 (
     FILL, PRODUCT, NORMALISE, NORMALISE_GRADIENT, MOMENTS_OF_ROWS, NORMALISE_ROWS, GRADIENT_SUMS,
     NORMALISE_ROWS_GRADIENT, STANDARDISE, GRU, GRU_GRADIENT, BY_CORNER, NOT_BY_CORNER, BY_POSITION,
@@ -213,41 +211,59 @@ def _ends(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> bo
     return True
 
 
+@compiled_part
+def _job(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, gemm: int) -> bool:
+    """One job of an operation; False if the gradient is not finite."""
+    if MOMENTS_OF_ROWS <= code <= NORMALISE_ROWS_GRADIENT:
+        _rows(code, x, f, job, jobs, units[0])
+    elif code <= GRU_GRADIENT:
+        _network(code, x, f, job, jobs, units, gemm)
+    elif code <= SCATTER:
+        _maps(code, x, job, jobs, units[0], gemm)
+    else:
+        return _ends(code, x, f, job, jobs, units[0])
+    return True
+
+
 @compiled
 def run(
     program: Array,  # [O, 2+16] code, jobs, registers
     settings: Array,  # [O, 6] numbers that are not whole
+    plan: tuple[Array, Array, Array],  # `schedule.Plan`
     table: Array,  # [M, R] the registers of each batch
-    counters: Array,  # [M*O*STRIDE] of each operation: jobs done, and which are taken
+    counters: Array,  # of each stage of each batch: tasks done, and which are taken
     team: Array,  # [2] threads that have joined, batches that were not finite
     units: Array,  # 0 and 1, of the type of all numbers
     gemm: int,
     rest: int,
 ) -> None:
-    """What each thread of the team does. The first to join prefers the first jobs of every operation, and so on: what
-    it reads is then mostly what it wrote."""
-    operands, count, like, me = np.empty(OPERANDS, np.int64), len(program), units[0], add(team, 0, 1)
+    """What each thread of the team does. The first to join prefers the first tasks of every stage, and so on: what it
+    reads is then mostly what it wrote."""
+    steps, tasks, stages = plan
+    operands, me, size = np.empty(OPERANDS, np.int64), add(team, 0, 1), stages[-1, 1]
     for batch in range(len(table)):
         registers = table[batch]
-        for op in range(count):
-            at, jobs, code = (batch * count + op) * STRIDE, program[op, 1], program[op, 0]
-            if look(counters, at) < jobs:
-                for i in range(OPERANDS):
-                    operands[i] = registers[program[op, 2 + i]]
-                first = (jobs * me + 1) // 2
-                for turn in range(jobs):
-                    job = (first + turn) % jobs
-                    if add(counters, at + 1 + job, 1):
-                        continue  # taken
-                    if MOMENTS_OF_ROWS <= code <= NORMALISE_ROWS_GRADIENT:
-                        _rows(code, operands, settings[op], job, jobs, like)
-                    elif code <= GRU_GRADIENT:
-                        _network(code, operands, settings[op], job, jobs, units, gemm)
-                    elif code <= SCATTER:
-                        _maps(code, operands, job, jobs, like, gemm)
-                    elif not _ends(code, operands, settings[op], job, jobs, like):
+        for stage in range(len(stages) - 1):
+            begin, count, at = (
+                stages[stage, 0],
+                stages[stage + 1, 0] - stages[stage, 0],
+                batch * size + stages[stage, 1],
+            )
+            if look(counters, at) == count:
+                continue
+            first = (count * me + 1) // 2
+            for turn in range(count):
+                task = (first + turn) % count
+                if add(counters, at + 1 + task, 1):
+                    continue  # taken
+                for step in range(tasks[begin + task, 0], tasks[begin + task, 1]):
+                    op = steps[step]
+                    for i in range(OPERANDS):
+                        operands[i] = registers[program[op, 2 + i]]
+                    code, jobs, job = program[op, 0], program[op, 1], tasks[begin + task, 2]
+                    if not _job(code, operands, settings[op], job, jobs, units, gemm):
                         add(team, 1, 1)
-                    add(counters, at, 1)
-                await_count(counters, at, jobs, rest)
+                add(counters, at, 1)
+            await_count(counters, at, count, rest)
         if look(team, 1):
             return

@@ -78,10 +78,10 @@ def normalised_rows(program: Program, norm: nn.Module, x: Matrix, bias: Tensor) 
     )  # fmt: skip
 
     def back(grad: Operand) -> Matrix:
-        by = program.buffer(x.rows, width)
-        program.emit(machine.GRADIENT_SUMS, ROWS, grad, x.rows, width, parts, out, normal)
+        by, sums = program.buffer(x.rows, width), program.buffer(2 * ROWS, width)
+        program.emit(machine.GRADIENT_SUMS, ROWS, grad, x.rows, width, sums, out, normal)
         program.emit(
-            machine.NORMALISE_ROWS_GRADIENT, ROWS, grad, x.rows, width, parts, out, normal, program.at(norm.weight),
+            machine.NORMALISE_ROWS_GRADIENT, ROWS, grad, x.rows, width, sums, out, normal, program.at(norm.weight),
             moments, by, program.at(norm.weight.grad), program.at(norm.bias.grad),
         )  # fmt: skip
         return Matrix(by, x.rows, width)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from deir.algorithm.networks import grid_padding
 from deir.algorithm.types import ObservationTable
-from deir.fast import planning
+from deir.fast import naming, planning
 
 Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]
@@ -124,9 +124,9 @@ def tabulate(observations: Tensor, view: tuple[int, ...] | None = None) -> tuple
 
     Observations are views of integer cells [B, H, W, 3], or rows of bytes that begin with a view of the shape `view`.
     """
-    everything = observations.numpy()
-    first, names = _distinct_rows(everything.reshape(len(everything), -1))
-    distinct = everything[first]
+    everything = np.ascontiguousarray(observations.numpy())
+    rows, names = naming.distinct_rows(everything.reshape(len(everything), prod(everything.shape[1:])))
+    distinct = rows.reshape(-1, *everything.shape[1:])
     grids = distinct if view is None else distinct[:, : prod(view)].reshape(-1, *view)
     padding = grid_padding(grids.shape[1:])
     cell_kinds, cells = _distinct_cells(grids)
@@ -142,32 +142,17 @@ def tabulate(observations: Tensor, view: tuple[int, ...] | None = None) -> tuple
         torch.from_numpy(cell_kinds).float(),
         np.ascontiguousarray(cells.reshape(len(cells), -1)),
         tuple(levels),
-        _place(grid.reshape(len(grid), -1), kinds),
+        PlacedPatches(*naming.distinct_pairs(levels[-1].of_observation, kinds)),
         view,
     )
     return table, torch.from_numpy(names)
 
 
-def _place(patches: Indices, kinds: int) -> PlacedPatches:
-    """[U, positions] names below `kinds` of the patches at each position of each observation"""
-    positions = np.arange(patches.shape[1])
-    pairs, names = np.unique(patches + positions * kinds, return_inverse=True)
-    bounds = np.searchsorted(pairs, np.arange(patches.shape[1] + 1) * kinds)
-    return PlacedPatches(names.reshape(patches.shape), pairs % kinds, bounds)
-
-
-def _distinct_rows(rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the distinct rows, and for each row which of those it equals."""
-    whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1])))[:, 0]
-    _, first, names = np.unique(whole, return_index=True, return_inverse=True)
-    return first, names
-
-
 def _distinct_cells(grids: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """[U, H, W, 3] -> the kinds of cells [C, 3] and the kind of each cell [U, H, W]"""
-    keys = (grids[..., 0].astype(np.int32) << 16) | (grids[..., 1].astype(np.int32) << 8) | grids[..., 2]
-    kinds, names = np.unique(keys, return_inverse=True)
-    return np.stack([kinds >> 16, (kinds >> 8) & 255, kinds & 255], -1).astype(np.uint8), names.reshape(keys.shape)
+    keys = (grids[..., 0].astype(np.int64) << 16) | (grids[..., 1].astype(np.int64) << 8) | grids[..., 2]
+    first, names = naming.distinct_numbers(keys.ravel())
+    return grids.reshape(-1, 3)[first], names.reshape(keys.shape)
 
 
 def _distinct_quadruples(corners: NDArray[np.int64], kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -175,7 +160,7 @@ def _distinct_quadruples(corners: NDArray[np.int64], kinds: int) -> tuple[NDArra
     if kinds < 2**15:  # four names fit into one integer
         keys = ((corners[..., 0] * kinds + corners[..., 1]) * kinds + corners[..., 2]) * kinds + corners[..., 3]
     else:
-        pairs = np.unique(corners.reshape(-1, 2) @ np.array([kinds, 1]), return_inverse=True)[1].reshape(-1, 2)
+        pairs = naming.distinct_numbers(corners.reshape(-1, 2) @ np.array([kinds, 1]))[1].reshape(-1, 2)
         keys = (pairs @ np.array([int(pairs.max()) + 1, 1])).reshape(corners.shape[:-1])
-    _, first, names = np.unique(keys, return_index=True, return_inverse=True)
+    first, names = naming.distinct_numbers(keys.ravel())
     return corners.reshape(-1, 4)[first], names.reshape(keys.shape)

@@ -118,6 +118,38 @@ def occurring_slots(
 
 
 @compiled
+def batch_plan(
+    names: Array,  # [B] observations of a batch
+    cells: Array,  # [U, cells] the kind of each cell of each observation
+    kinds: int,  # of cells
+    first: tuple[Array, Array],  # `patches.PatchLevel` of 2x2 cells
+    second: tuple[Array, Array],
+    third: tuple[Array, Array],
+    pairs: Array,  # `patches.PlacedPatches`
+    patches: Array,
+    bounds: Array,
+) -> tuple[Array, ...]:
+    """All of the above for one batch.
+
+    Gives which of its distinct observations each row is and the share of each, the cells' shares, the corners and
+    shares of the patches of each size, and what `occurring_slots` does.
+    """
+    rows, weights, inverse = occurring_rows(names, len(cells))
+    cell_shares, below = shares_of_names(cells, rows, weights, kinds), np.arange(kinds + 1)
+    shares = shares_of_names(first[0], rows, weights, len(first[1]))
+    corners_1, shares_1, below = occurring_patches(shares, first[1], below)
+    shares = shares_of_names(second[0], rows, weights, len(second[1]))
+    corners_2, shares_2, below = occurring_patches(shares, second[1], below)
+    shares = shares_of_names(third[0], rows, weights, len(third[1]))
+    corners_3, shares_3, below = occurring_patches(shares, third[1], below)
+    begins, placed, slots = occurring_slots(pairs, rows, patches, bounds, below)
+    return (
+        inverse, weights, cell_shares, corners_1, shares_1, corners_2, shares_2, corners_3, shares_3, begins, placed,
+        slots,
+    )  # fmt: skip
+
+
+@compiled
 def rows_differ(storage: Array, slots: Array, table: Array, ids: Array) -> Array:
     """Whether storage[slots[b]] and table[ids[b]] differ anywhere. storage: [S, K], table: [U, K] -> [B] bool"""
     differs = np.zeros(len(slots), np.bool_)

@@ -13,6 +13,7 @@ from deir.compiled import Array
 from deir.fast import machine
 from deir.fast.addresses import address_of_yield
 from deir.fast.blas import product
+from deir.fast.schedule import Operation, plan_of
 from deir.fast.threads import join_in
 
 WIDE = 32  # columns of a job at least, where there are as many
@@ -31,14 +32,18 @@ Operand = Register | int  # an int stands for itself
 @dataclass
 class Program:
     dtype: Any  # PyTorch's, of all numbers
-    operations: list[tuple[int, ...]] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     settings: list[tuple[float, ...]] = field(default_factory=list)
     registers: int = 0
     constants: dict[int, Register] = field(default_factory=dict)
     names: dict[str, Register] = field(default_factory=dict)
     derived: list[Callable[[Array], None]] = field(default_factory=list)  # what fills the other columns, in turn
+    views: dict[int, int] = field(default_factory=dict)  # registers of parts of a buffer, and the buffer's
     reached: set[int] = field(default_factory=set)  # addresses of gradients that others may join
     kept: list[Any] = field(default_factory=list)  # alive as long as the program
+
+    def __post_init__(self) -> None:
+        self._of(0)  # the first register, as `schedule` takes it
 
     @property
     def kind(self) -> Any:
@@ -56,8 +61,10 @@ class Program:
         return self.names[name]
 
     def plus(self, base: Operand, register: Register, factor: int) -> Register:
-        """base + register * factor"""
+        """base + register * factor: a number, or where a part of a buffer begins that no other one reaches into"""
         result = self._register()
+        if isinstance(base, Register):
+            self.views[result] = base
 
         def fill(table: Array) -> None:
             begin = table[:, base] if isinstance(base, Register) else base
@@ -87,7 +94,7 @@ class Program:
         return tensor.data_ptr()
 
     def emit(self, code: int, jobs: int, *operands: Operand, settings: Sequence[float] = ()) -> None:
-        self.operations.append((code, jobs, *(self._of(operand) for operand in operands)))
+        self.operations.append(Operation(code, jobs, tuple(self._of(operand) for operand in operands)))
         self.settings.append(tuple(settings))
 
     def _of(self, operand: Operand) -> int:
@@ -131,11 +138,13 @@ class Program:
         code = np.zeros((len(self.operations), 2 + machine.OPERANDS), np.int64)
         settings = np.zeros((len(self.operations), SETTINGS))
         for op, (operation, numbers) in enumerate(zip(self.operations, self.settings, strict=True)):
-            code[op, : len(operation)] = operation
+            code[op, :2] = operation[:2]
+            code[op, 2 : 2 + len(operation.operands)] = operation.operands
             settings[op, : len(numbers)] = numbers
-        counters, team = np.zeros(len(batches) * len(code) * machine.STRIDE, np.int64), np.zeros(2, np.int64)
-        gemm = product(self.dtype)
-        given = code, settings, table, counters, team, np.array([0, 1], self.kind), gemm, address_of_yield()
+        plan = plan_of(tuple(self.operations), frozenset(self.views.items()))
+        counters, team = np.zeros(len(batches) * plan.stages[-1, 1], np.int64), np.zeros(2, np.int64)
+        units, gemm = np.array([0, 1], self.kind), product(self.dtype)
+        given = code, settings, tuple(plan), table, counters, team, units, gemm, address_of_yield()
 
         def work(kept: Any = self.kept) -> None:
             machine.run(*given)

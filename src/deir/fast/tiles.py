@@ -9,13 +9,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from deir.fast.threads import in_parallel
+from deir.compiled import Array, compiled_sums
+from deir.fast.arrays import arrays_of
+from deir.fast.threads import in_parallel, share_out
 
+KEYS = 32  # that all queries are compared with before the next ones
 CHUNK = 64  # queries
 TILE = 1024  # keys; a tile of distances is half a megabyte
+
+
+@compiled_sums
+def _ratios(
+    query_obs: Array,  # [T, F]
+    query_traj: Array,  # [T, H]
+    key_obs: Array,  # [S, F]
+    key_traj: Array,  # [S, H]
+    first: Array,  # [T] of the keys that each query is compared with; beyond the last one: none
+    last: Array,  # [T]
+    eps: float,
+    rewards: Array,  # [T]
+) -> None:
+    """Equation 4 for one environment. Keys are taken a few at a time, which stay in the cache for all queries."""
+    rewards[:] = np.inf
+    for begin in range(0, len(key_obs), KEYS):
+        for t in range(len(query_obs)):
+            obs, traj, nearest = query_obs[t], query_traj[t], rewards[t]
+            for i in range(max(begin, first[t]), min(begin + KEYS, last[t] + 1)):
+                key, squares, apart = key_obs[i], obs.dtype.type(0), obs.dtype.type(0)
+                for f in range(len(obs)):
+                    squares += (obs[f] - key[f]) * (obs[f] - key[f])
+                key = key_traj[i]
+                for h in range(len(traj)):
+                    apart += (traj[h] - key[h]) * (traj[h] - key[h])
+                nearest = min(nearest, squares / (np.sqrt(apart) + obs.dtype.type(eps)))
+            rewards[t] = nearest
+    for t in range(len(rewards)):
+        if np.isinf(rewards[t]):
+            rewards[t] = 0
 
 
 def min_ratio(
@@ -27,32 +61,16 @@ def min_ratio(
     last: Tensor,  # [T] int64: last key row to compare with, the same for all environments
     eps: float,
     repeated: Tensor | None = None,  # [T, N] bool: some key is known to equal the query, so that it earns nothing
-    chunk: int = CHUNK,
-    tile: int = TILE,
 ) -> Tensor:
     """Equation 4: r_t = min_i dist²(e_obs_i, e_obs_{t+1}) / (dist(e_traj_i, e_traj_t) + ε), 0 without any i.   [T, N]
 
-    Distances come from matrix products in double precision, since |a|² + |b|² - 2ab loses in single precision the
-    small distances that decide the minimum.
+    From differences, since |a|² + |b|² - 2ab loses the small distances that decide the minimum.
     """
-    rewards = query_obs.new_zeros(query_obs.shape[:2])
-
-    def reward(n: int) -> None:
-        open_ = first[:, n] <= last
-        steps = (open_ if repeated is None else open_ & ~repeated[:, n]).nonzero()[:, 0]
-        tiles = _tiles(first[steps, n], last[steps], chunk, tile)
-        q_obs, k_obs = _as_queries(query_obs[steps, n]), _as_keys(key_obs[:, n])  # [t, F+2], [S, F+2]
-        q_traj, k_traj = _as_queries(query_traj[steps, n]), _as_keys(key_traj[:, n])
-        nearest = q_obs.new_full((len(steps),), torch.inf)
-        for part in tiles:
-            ratios = q_obs[part.queries] @ k_obs[part.keys].T  # [chunk, tile] squared distances
-            ratios /= (q_traj[part.queries] @ k_traj[part.keys].T).clamp_(min=0).sqrt_().add_(eps)
-            found = part.without_outside(ratios).amin(-1)
-            nearest[part.queries] = torch.minimum(nearest[part.queries], found)
-        rewards[steps, n] = nearest.clamp_(min=0).to(rewards.dtype)
-
-    in_parallel(reward, range(query_obs.shape[1]))
-    return rewards
+    begins = first if repeated is None else torch.where(repeated, len(key_obs), first)
+    rows = [x.transpose(0, 1).contiguous() for x in (query_obs, query_traj, key_obs, key_traj, begins)]  # [N, …]
+    arrays, ends, rewards = arrays_of(*rows), last.numpy(), np.empty(first.T.shape, rows[0].numpy().dtype)
+    share_out(lambda n: _ratios(*(array[n] for array in arrays), ends, eps, rewards[n]), len(rewards))
+    return torch.from_numpy(rewards).T
 
 
 def nearest_keys(

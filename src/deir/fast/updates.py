@@ -47,7 +47,7 @@ class Given:
         self.kept: list[Any] = []
 
     def at(self, name: str, array: Array) -> Array:
-        self.numbers[name] = array.ctypes.data
+        self.numbers[name] = array.__array_interface__["data"][0]
         self.kept.append(array)
         return array
 
@@ -82,32 +82,32 @@ def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> No
     """Integer work: which observations and patches a batch of rows [B] holds, and how often."""
     table, names = rows.table, rows.ids.numpy()
     assert isinstance(table, PatchTable)
-    observations, weights, inverse = planning.occurring_rows(names, len(table.distinct))
+    given.numbers["batch"] = len(names)
+    if kinds is None:
+        observations, weights, inverse = planning.occurring_rows(names, len(table.distinct))
+        given.at("inverse", inverse)
+        given.at("observation share", weights)
+        given.at("rows", table.distinct.numpy()[observations])
+        given.numbers["observations"] = len(observations)
+        return
+    count, cells, levels = len(kinds), table.cells_of_observation, table.levels
+    made = planning.batch_plan(names, cells, count, *map(tuple, levels), *table.placed)
+    inverse, weights, cell_shares, *patches, begins, placed, slots = made
     given.at("inverse", inverse)
     given.at("observation share", weights)
-    given.numbers |= {"observations": len(observations), "batch": len(names)}
-    if kinds is None:
-        given.at("rows", table.distinct.numpy()[observations])
-        return
-    cells = table.cells_of_observation
+    given.at("cell share", cell_shares)
     given.tensor("cell kinds", kinds)
-    given.at("cell share", planning.shares_of_names(cells, observations, weights, len(kinds)))
-    count = len(kinds)
     given.numbers |= {"cells": count, "cells and padding": count + 1, "cell total": len(names) * cells.shape[1]}
-    below = np.arange(count + 1)  # cells are few: all keep their numbers
-    for number, level in enumerate(table.levels):
-        shares = planning.shares_of_names(level.of_observation, observations, weights, len(level.children))
-        corners, shares, below = planning.occurring_patches(shares, level.children, below)
+    for number, level in enumerate(levels):
+        corners, shares = patches[2 * number : 2 * number + 2]
         given.at(f"corners {number}", corners)
         given.at(f"share {number}", shares)
         given.numbers[f"count {number}"] = len(corners)
         given.numbers[f"total {number}"] = len(names) * level.of_observation.shape[1]
-    pairs, patches, bounds = table.placed
-    begins, placed, places = planning.occurring_slots(pairs, observations, patches, bounds, below)
     given.at("bounds", begins)
     given.at("patches", placed)
-    given.at("places", places)
-    given.numbers["slots"] = len(placed)
+    given.at("places", slots)
+    given.numbers |= {"observations": len(weights), "slots": len(placed)}
 
 
 def _step(program: Program, optimizer: FlatAdam) -> None:
@@ -252,7 +252,7 @@ def _head_of_parts(program: Program, head: Any, parts: list[Matrix], rows: Opera
     whole, twice = first.in_features, program.given("offered")
     fours = program.plus(0, program.given("transitions"), 4)
     products = program.buffer(fours, outputs)
-    places = [products, *(program.plus(products, program.given("transitions"), n * outputs * size) for n in (1, 3))]
+    places = [program.plus(products, program.given("transitions"), n * outputs * size) for n in (0, 1, 3)]
     begins = np.cumsum([0, *(part.width for part in parts)])[:-1] * size
     weight, by_weight = program.at(first.weight), program.at(first.weight.grad)
     for part, place, begin in zip(parts, places, begins.tolist(), strict=True):
@@ -264,10 +264,7 @@ def _head_of_parts(program: Program, head: Any, parts: list[Matrix], rows: Opera
 
     def back(grad: Operand) -> tuple[Operand, Operand]:
         by_products = back_of_norm(back_of_rest(grad, None).at).at
-        by_places = [
-            by_products,
-            *(program.plus(by_products, program.given("transitions"), n * outputs * size) for n in (1, 3)),
-        ]
+        by_places = [program.plus(by_products, program.given("transitions"), n * outputs * size) for n in (0, 1, 3)]
         by_parts: list[Operand] = []
         for part, place, begin in zip(parts, by_places, begins.tolist(), strict=True):
             sizes = outputs, part.width, part.rows
