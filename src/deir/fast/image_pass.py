@@ -32,12 +32,13 @@ WORTHWHILE = 1 << 20  # bytes of an array that is kept for the next batch
 class Layer(NamedTuple):
     """A convolution and the normalisation after it."""
 
-    kernel: Tensor  # [O, C, k, k]
+    kernel: Tensor  # [O, C, k, k], or by place [k*k*C, O]
     bias: Tensor  # [O]
     gain: Array  # [M] of the output, position by position, channels last
     shift: Array  # [M]
     stride: int
     padding: int
+    size: int  # k
     sides: tuple[int, int, int]  # height, width and channels of its input
     kept: bool = True  # the normalised products are; otherwise the backward pass convolves again
 
@@ -48,7 +49,7 @@ class Gradients:
     def __init__(self, layers: list[Layer], width: int) -> None:
         """width: of an image as the first convolution takes it"""
         self.kernels = [torch.zeros_like(layer.kernel, dtype=torch.from_numpy(layer.gain).dtype) for layer in layers]
-        self.biases = [torch.zeros(len(kernel), dtype=kernel.dtype) for kernel in self.kernels]
+        self.biases = [torch.zeros_like(layer.bias, dtype=torch.from_numpy(layer.gain).dtype) for layer in layers]
         self.sums = [np.zeros((2, len(layer.gain)), layer.gain.dtype) for layer in layers]  # of shifts and gains
         self.input = np.zeros((2, width), layers[0].gain.dtype)
         self.tail: tuple[Tensor, ...] = ()  # of the linear layer and its normalisation
@@ -151,6 +152,9 @@ class ImagePass:
         """grad: of what `body` gives, and may be overwritten"""
         raise NotImplementedError
 
+    def before_gradients(self) -> None:
+        """What all jobs of the backward pass need."""
+
     def forward(self) -> Tensor:
         in_parallel(lambda job: self._embed(*job), self.bounds())
         if not self.keep:
@@ -159,6 +163,7 @@ class ImagePass:
 
     def backward(self, grad: Tensor) -> list[Tensor]:
         """grad: [B, F] -> the gradients of input gain and shift, of kernel, bias, gain, shift of each layer and tail"""
+        self.before_gradients()
         parts = in_parallel(lambda job: self._gradient(*job, grad[job[0] : job[1]]), self.bounds())
         SHELF.give(self.kept)
         return [_sum_in_order(part) for part in zip(*parts, strict=True)]
@@ -222,8 +227,7 @@ class ImagePass:
     def sides_after(self, index: int) -> tuple[int, int]:
         """Height and width of a layer's output."""
         layer = self.layers[index]
-        size = layer.kernel.shape[2]
-        height, width = ((side + 2 * layer.padding - size) // layer.stride + 1 for side in layer.sides[:2])
+        height, width = ((side + 2 * layer.padding - layer.size) // layer.stride + 1 for side in layer.sides[:2])
         return height, width
 
     def norm(self, index: int, products: Array, lo: int, hi: int) -> tuple[Any, ...]:

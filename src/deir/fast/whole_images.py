@@ -17,6 +17,8 @@ from deir.fast import image_loops as loops
 from deir.fast import pool_loops as pooling
 from deir.fast.arrays import arrays_of
 from deir.fast.blas import product
+from deir.fast.convolution import factors_of, kernel_words
+from deir.fast.image_convolution import SIZE, by_place, convolved, layer_gradient, turned_around
 from deir.fast.image_pass import Gradients, ImagePass, Layer, filled
 
 # mypy: disable-error-code="override"
@@ -40,11 +42,9 @@ def embed_images(encoder: Encoder, images: Tensor, precision: Precision = "fp32"
     assert isinstance(linear, nn.Linear)
     eps = norm.eps if isinstance(norm, nn.LayerNorm) else -1.0
     parameters = [*kind.of_input(norms[0], images)]
-    for conv, after in zip(convs, norms[1:], strict=True):
-        first = len(parameters) == 2
-        kernel = (kind.first_kernel(conv) if first else conv.weight).contiguous(memory_format=torch.channels_last)
+    for index, (conv, after) in enumerate(zip(convs, norms[1:], strict=True)):
         assert conv.bias is not None
-        parameters += [kernel, conv.bias, *_gain_and_shift(after)]
+        parameters += [kind.kernel_of(conv, index), conv.bias, *_gain_and_shift(after)]
     channels = convs[-1].out_channels
     weight = linear.weight.view(len(linear.weight), channels, -1).transpose(1, 2).flatten(1)
     parameters += [weight, linear.bias, *_gain_and_shift(norm)]
@@ -83,19 +83,19 @@ class _WholeImages(Function):
 
 
 def _layer(
-    given: Sequence[Tensor], sides: tuple[int, int, int], stride: int, padding: int, precision: Precision, kept: bool
+    given: Sequence[Tensor], sides: tuple[int, int, int], stride: int, padding: int, size: int, kept: bool
 ) -> Layer:
     """Of kernel, bias, gain and shift."""
-    kernel, bias = (x.bfloat16() if precision == "bf16" else x for x in given[:2])
-    height, width = ((side + 2 * padding - kernel.shape[2]) // stride + 1 for side in sides[:2])
-    gain, shift = filled(given[2:], height * width * len(bias), given[1].dtype)
-    return Layer(kernel, bias, gain, shift, stride, padding, sides, kept)
+    kernel, bias = given[:2]
+    height, width = ((side + 2 * padding - size) // stride + 1 for side in sides[:2])
+    gain, shift = filled(given[2:], height * width * len(bias), bias.dtype)
+    return Layer(kernel, bias, gain, shift, stride, padding, size, sides, kept)
 
 
 class ImpalaPass(ImagePass):
     """Three stages: a convolution, pooling, and two residual blocks of two convolutions each."""
 
-    piece = 16
+    piece = 8
 
     def __init__(self, images: Tensor, eps: float, precision: Precision, given: Sequence[Tensor], keep: bool) -> None:
         height, width, channels = images.shape[1:]
@@ -103,12 +103,15 @@ class ImpalaPass(ImagePass):
         for stage in range(len(given) // 20):
             begin = 2 + 20 * stage
             # the first and largest maps are made again: that takes no longer than to write and read them
-            layers.append(_layer(given[begin : begin + 4], sides, 1, 1, precision, kept=keep and stage > 0))
+            layers.append(_layer(given[begin : begin + 4], sides, 1, 1, SIZE, kept=keep and stage > 0))
             sides = (sides[0] + 1) // 2, (sides[1] + 1) // 2, len(given[begin + 1])
-            layers += [_layer(given[i : i + 4], sides, 1, 1, precision, keep) for i in range(begin + 4, begin + 20, 4)]
+            layers += [_layer(given[i : i + 4], sides, 1, 1, SIZE, keep) for i in range(begin + 4, begin + 20, 4)]
         planar = filled(given[:2], height * width * channels, given[3].dtype)
         first = [np.ascontiguousarray(x.reshape(channels, -1).T).reshape(-1) for x in planar]
         super().__init__(images, eps, layers, first, list(given[-4:]), keep)
+        self.like = factors_of(precision, self.dtype)
+        self.kernels, self.biases = (arrays_of(*part) for part in zip(*(layer[:2] for layer in layers), strict=True))
+        self.words = [kernel_words(kernel, self.like) for kernel in self.kernels]
         self.stages = range(0, len(layers), 5)
         count = len(images) if keep else 0
         self.pooled = [self.room(count, len(self.layers[index + 1].gain)) for index in self.stages]
@@ -122,8 +125,21 @@ class ImpalaPass(ImagePass):
         return norm.weight.flatten(), norm.bias.flatten()
 
     @staticmethod
-    def first_kernel(conv: nn.Conv2d) -> Tensor:
-        return conv.weight
+    def kernel_of(conv: nn.Conv2d, index: int) -> Tensor:
+        return by_place(conv.weight)
+
+    def before_gradients(self) -> None:
+        self.turned = [kernel_words(turned_around(kernel), self.like) for kernel in self.kernels]
+
+    def convolve(self, index: int, x: Array) -> Array:
+        depth = len(self.kernels[index]) // SIZE**2
+        return convolved(self.like, x, self.layers[index].sides[:2], depth, self.words[index], self.biases[index])
+
+    def convolve_back(self, index: int, grad: Array, x: Array, grads: Gradients, through: bool = True) -> Array | None:
+        by_x, sides = np.empty(x.shape if through else (0, 0), self.dtype), self.layers[index].sides[:2]
+        found = arrays_of(grads.kernels[index], grads.biases[index])
+        layer_gradient(self.like, grad, x, sides, self.turned[index], *found, by_x)
+        return by_x if through else None
 
     def body(self, lo: int, hi: int) -> Array:
         x = self.scaled_input(self.standard_input(lo, hi, 1, again=False))
@@ -202,10 +218,11 @@ class ImpalaPass(ImagePass):
         loops.standardise(normal, self.moments[0][:, lo:hi], normal)
         self.through_norm(0, grad, normal, False, lo, hi, grads)
         self.convolve_back(0, grad, x, grads, through=False)
-        kernel = self.layers[0].kernel.permute(2, 3, 1, 0).flatten(0, 2).to(grads.kernels[0].dtype)  # [9*C, O]
+        places = self.kernels[0].reshape(SIZE**2, -1, grad.shape[1] // (height * width))[:, :channels]
+        kernel = np.ascontiguousarray(places).reshape(SIZE**2 * channels, -1)
         by_input = np.empty((count, channels, height, width), self.dtype)
         by_cells = grad.reshape(count, height * width, -1)
-        loops.input_gradient(product(kernel.dtype), by_cells, *arrays_of(kernel), self.sides, by_input)
+        loops.input_gradient(product(self.weight.dtype), by_cells, kernel, self.sides, by_input)
         planar = np.ascontiguousarray(standard.reshape(count, -1, channels).transpose(0, 2, 1))
         loops.join_sums(by_input.reshape(count, -1), planar.reshape(count, -1), grads.input)
 
@@ -224,8 +241,11 @@ class DqnPass(ImagePass):
         sides, layers = (height // self.BLOCK, width // self.BLOCK, channels * self.BLOCK**2), []
         for index, (out, _, stride) in enumerate(ConvEncoder.LAYERS):
             stride = stride if index else 1
-            layers.append(_layer(given[2 + 4 * index : 6 + 4 * index], sides, stride, 0, precision, keep))
-            size = layers[-1].kernel.shape[2]
+            size = given[2 + 4 * index].shape[2]
+            layer = _layer(given[2 + 4 * index : 6 + 4 * index], sides, stride, 0, size, keep)
+            if precision == "bf16":
+                layer = layer._replace(kernel=layer.kernel.bfloat16(), bias=layer.bias.bfloat16())
+            layers.append(layer)
             sides = (sides[0] - size) // stride + 1, (sides[1] - size) // stride + 1, out
         first = filled(given[:2], layers[0].sides[0] * layers[0].sides[1] * layers[0].sides[2], given[3].dtype)
         super().__init__(images, eps, layers, list(first), list(given[-4:]), keep)
@@ -245,11 +265,14 @@ class DqnPass(ImagePass):
         return blocks(norm.weight), blocks(norm.bias)
 
     @classmethod
-    def first_kernel(cls, conv: nn.Conv2d) -> Tensor:
-        """[O, C, 8, 8] -> [O, 16*C, 2, 2]"""
+    def kernel_of(cls, conv: nn.Conv2d, index: int) -> Tensor:
+        """Of the first: [O, C, 8, 8] -> [O, 16*C, 2, 2]"""
+        if index:
+            return conv.weight.contiguous(memory_format=torch.channels_last)
         block, count = cls.BLOCK, conv.kernel_size[0] // cls.BLOCK
         by_block = conv.weight.view(conv.out_channels, -1, count, block, count, block)
-        return by_block.permute(0, 3, 5, 1, 2, 4).reshape(conv.out_channels, -1, count, count)
+        kernel = by_block.permute(0, 3, 5, 1, 2, 4).reshape(conv.out_channels, -1, count, count)
+        return kernel.contiguous(memory_format=torch.channels_last)
 
     def body(self, lo: int, hi: int) -> Array:
         x = self.scaled_input(self.standard_input(lo, hi, self.BLOCK, again=False))
