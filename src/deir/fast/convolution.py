@@ -149,7 +149,14 @@ def convolve_back(grad: Array, height: int, width: int, turned: Array, maps: Arr
 
     grad: [n, height*width, O], turned: [4, O, C] of the kernel -> maps [n, (height+1)*(width+1), C]
     """
+    convolve_any_back(grad, 2, height, width, turned, maps)
+
+
+@compiled
+def convolve_any_back(grad: Array, size: int, height: int, width: int, turned: Array, maps: Array) -> None:
+    """The gradient of `convolve_any` by its maps, for an even size and a stride of 1. turned: [size*size, O, C]"""
     depth, columns, lanes = _words(grad), maps.shape[2], REGISTER // maps.itemsize
+    across = width + size - 1
     maps[:] = 0
     column = 0
     while column < columns:
@@ -157,13 +164,14 @@ def convolve_back(grad: Array, height: int, width: int, turned: Array, maps: Arr
         most = SPREAD - 2 if vectors == WIDEST else SPREAD
         for v in range(len(maps)):
             for i in range(height):
-                for di in range(2):
+                for place in range(0, size * size, 2):  # and the one to its right
+                    di, dj = place // size, place % size
                     j = 0
                     while j < width:
                         count = min(most, width - j)
                         begin = ((v * height + i) * width + j) * depth
-                        target = ((v * (height + 1) + i + di) * (width + 1) + j) * columns + column
-                        right = 2 * di * depth * columns + column
+                        target = (v * maps.shape[1] + (i + di) * across + j + dj) * columns + column
+                        right = place * depth * columns + column
                         given = begin, depth, depth, right, columns, depth * columns, target
                         spread(grad, turned, maps, count, vectors, given)
                         j += count

@@ -1,7 +1,8 @@
-"""Layers of the image encoders that are convolutions with as many cells around their maps as a kernel needs.
+"""Convolutions of the image encoders, with what is around their products: padding, rounding, biases.
 
-Maps that a convolution reads get cells of 0 around them, so their borders need no care. The gradient of its input is
-then the same convolution of the products' gradient, with the kernel turned around.
+Where a layer pads its maps they get cells of 0 around them, so borders need no care, and the gradient of its input is
+the same convolution of the products' gradient, with the kernel turned around. Layers with a stride run on blocks of so
+many cells, with a stride of 1.
 """
 
 from __future__ import annotations
@@ -11,49 +12,88 @@ from torch import Tensor
 from torch.nn import functional
 
 from deir.compiled import Array, compiled
-from deir.fast.convolution import convolve_any, join_kernel_of_any, multiple
+from deir.fast.convolution import (
+    convolve_any,
+    convolve_any_back,
+    join_kernel_of_any,
+    kernel_words,
+    multiple,
+    turned_words,
+)
 from deir.fast.micro_kernels import OUTER, rounded
 
-SIZE = 3  # of kernels
+
+def by_place(kernel: Tensor, block: int = 1) -> Tensor:
+    """[O, C, k, k] -> [K, O]: down, right, channel; with rows of 0 up to as many channels as products can take.
+
+    block: of so many cells down and right, whose channels lie one after the other; k is a multiple
+    """
+    out, channels, size, _ = kernel.shape
+    cells = kernel.view(out, channels, size // block, block, size // block, block).permute(2, 4, 3, 5, 1, 0)
+    places = cells.reshape((size // block) ** 2, -1, out)
+    depth = places.shape[1]
+    return functional.pad(places, (0, 0, 0, multiple(depth, OUTER) - depth)).reshape(-1, out)
 
 
-def by_place(kernel: Tensor) -> Tensor:
-    """[O, C, 3, 3] -> [9*depth, O]: down, right, channel; with rows of 0 up to a depth that products can take"""
-    channels = kernel.shape[1]
-    places = functional.pad(kernel.permute(2, 3, 1, 0), (0, 0, 0, multiple(channels, OUTER) - channels))
-    return places.reshape(-1, len(kernel))
-
-
-def turned_around(kernel: Array) -> Array:
-    """The kernel that leads from the products' gradient to that of the input. [9*C, O] -> [9*O, C]"""
-    places = kernel.reshape(SIZE**2, -1, kernel.shape[1])[::-1].transpose(0, 2, 1)
+def turned_around(kernel: Array, size: int) -> Array:
+    """The kernel that leads from the products' gradient to that of the input. [K, O] -> [size*size*O, C]"""
+    places = kernel.reshape(size**2, -1, kernel.shape[1])[::-1].transpose(0, 2, 1)
     return np.ascontiguousarray(places).reshape(-1, places.shape[2])
 
 
-@compiled
-def surround(maps: Array, height: int, width: int, out: Array) -> None:
-    """A cell of 0 around maps, and channels of 0 up to those of out.
+def words_back(kernel: Array, size: int, padding: int, like: Array) -> Array:
+    """What `layer_gradient` takes of a kernel [K, O]."""
+    if padding:
+        return np.asarray(kernel_words(turned_around(kernel, size), like))
+    return np.asarray(turned_words(kernel, len(kernel) // size**2, like))
 
-    maps: [n, H*W*C] -> out [n, (H+2)*(W+2), C or more] factors
+
+@compiled
+def in_blocks(maps: Array, sides: tuple[int, int, int], block: int, back: bool, blocks: Array) -> None:
+    """Blocks of cells become cells with their channels one after the other; or `back`, with 0 where no block was.
+
+    maps: [n, H*W*C], sides: H, W, C; blocks: [n, (H/block)*(W/block)*block*block*C]
+    """
+    height, width, channels = sides
+    along = block * channels
+    for v in range(len(maps)):
+        target = 0
+        if back:
+            maps[v] = 0
+        for i in range(height // block):
+            for j in range(width // block):
+                for down in range(block):
+                    begin = ((i * block + down) * width + j * block) * channels
+                    cells, part = maps[v, begin : begin + along], blocks[v, target : target + along]
+                    if back:
+                        cells[:] = part
+                    else:
+                        part[:] = cells
+                    target += along
+
+
+@compiled
+def surround(maps: Array, height: int, width: int, around: int, out: Array) -> None:
+    """Cells of 0 around maps, so many at each side, and channels of 0 up to those of out.
+
+    maps: [n, H*W*C] -> out [n, …, C or more] factors
     """
     depth, channels = out.shape[2], maps.shape[1] // (height * width)
-    across, line = width * depth, (width + 2) * depth
+    across, line = width * depth, (width + 2 * around) * depth
     for v in range(len(maps)):
         target = out[v].reshape(-1)
-        target[: line + depth] = 0
+        if around or depth > channels:
+            target[:] = 0
         for i in range(height):
-            begin = (i + 1) * line + depth
+            begin = (i + around) * line + around * depth
             x, result = maps[v, i * width * channels : (i + 1) * width * channels], target[begin : begin + across]
             if depth == channels:
                 for k in range(across):
                     result[k] = rounded(x[k], out)
             else:
-                result[:] = 0
                 for j in range(width):
                     for c in range(channels):
                         result[j * depth + c] = rounded(x[j * channels + c], out)
-            target[begin + across : begin + across + 2 * depth] = 0
-        target[(height + 1) * line + depth :] = 0
 
 
 @compiled
@@ -84,40 +124,48 @@ def _join_bias(grad: Array, width: int, by_bias: Array) -> None:
 
 
 @compiled
-def _cells(like: Array, count: int, height: int, width: int, channels: int) -> Array:
-    return np.empty((count, (height + 2) * (width + 2), channels), like.dtype)
+def _cells(like: Array, maps: Array, height: int, width: int, around: int, channels: int) -> Array:
+    """What `surround` makes of maps."""
+    out = np.empty((len(maps), (height + 2 * around) * (width + 2 * around), channels), like.dtype)
+    surround(maps, height, width, around, out)
+    return out
 
 
 @compiled
-def convolved(like: Array, x: Array, sides: tuple[int, int], depth: int, words: Array, bias: Array) -> Array:
-    """The products of a layer, with its bias. [n, H*W*C] -> [n, H*W*O]
+def convolved(like: Array, x: Array, shape: tuple[int, int, int, int], words: Array, depth: int, bias: Array) -> Array:
+    """The products of a layer, with its bias. [n, H*W*C] -> [n, h*w*O]
 
-    like: of the type of factors; sides: H, W; depth: channels of the kernel, of which words are given
+    like: of the type of factors; shape: H, W, size, padding; depth: channels of the kernel, whose words are given
     """
-    (height, width), count = sides, len(x)
-    cells, out = _cells(like, count, height, width, depth), np.empty((count, height * width, len(bias)), x.dtype)
-    surround(x, height, width, cells)
-    convolve_any(cells, width + 2, SIZE, 1, height, width, words, out)
-    flat = out.reshape(count, -1)
-    _add_bias(flat, bias, width)
+    height, width, size, padding = shape
+    cells, across = _cells(like, x, height, width, padding, depth), width + 2 * padding
+    down, right = height + 2 * padding - size + 1, across - size + 1
+    out = np.empty((len(x), down * right, len(bias)), x.dtype)
+    convolve_any(cells, across, size, 1, down, right, words, out)
+    flat = out.reshape(len(x), -1)
+    _add_bias(flat, bias, right)
     return flat
 
 
 @compiled
 def layer_gradient(
-    like: Array, grad: Array, x: Array, sides: tuple[int, int], turned: Array, by_kernel: Array, by_bias: Array,
-    by_x: Array,
+    like: Array, grad: Array, x: Array, shape: tuple[int, int, int, int], words: Array, by_kernel: Array,
+    by_bias: Array, by_x: Array,
 ) -> None:  # fmt: skip
     """Adds the gradients of a layer's kernel and bias, and makes that of its input, unless it has room for no rows.
 
-    grad: [n, H*W*O] of the products; x, by_x: [n, H*W*C]; turned: words of `turned_around`; by_kernel: [9*depth, O]
+    grad: [n, h*w*O] of the products; x, by_x: [n, H*W*C]; words: of `words_back`; by_kernel: [K, O]
     """
-    (height, width), count = sides, len(x)
-    cells = _cells(like, count, height, width, len(by_kernel) // SIZE**2)
-    by_cells = _cells(like, count, height, width, len(by_bias))
-    surround(x, height, width, cells)
-    surround(grad, height, width, by_cells)
-    _join_bias(grad, width, by_bias)
-    join_kernel_of_any(cells, width + 2, SIZE, 1, by_cells, 1, height, width, by_kernel)
+    height, width, size, padding = shape
+    across = width + 2 * padding
+    down, right = height + 2 * padding - size + 1, across - size + 1
+    cells = _cells(like, x, height, width, padding, len(by_kernel) // size**2)
+    by_cells = _cells(like, grad, down, right, padding, len(by_bias))
+    _join_bias(grad, right, by_bias)
+    join_kernel_of_any(cells, across, size, 1, by_cells, padding, down, right, by_kernel)
     if len(by_x):
-        convolve_any(by_cells, width + 2, SIZE, 1, height, width, turned, by_x.reshape(count, height * width, -1))
+        maps = by_x.reshape(len(x), height * width, -1)
+        if padding:  # as many cells around as the kernel needs: height and width stay
+            convolve_any(by_cells, across, size, 1, height, width, words, maps)
+        else:
+            convolve_any_back(by_cells, size, down, right, words, maps)
