@@ -17,7 +17,7 @@ from numba.extending import overload
 
 from deir.compiled import Array, compiled
 from deir.config import Precision
-from deir.fast.micro_kernels import OUTER, REGISTER, ROWS, SPREAD, VECTORS, outer, rounded, rows, spread
+from deir.fast.micro_kernels import NARROW_ROWS, OUTER, REGISTER, ROWS, SPREAD, VECTORS, outer, rounded, rows, spread
 
 WIDEST = VECTORS[0]
 BLOCK = 64  # observations whose rows `join_dense` reads again and again
@@ -109,21 +109,35 @@ def _vectors(columns: int, lanes: int) -> int:
 
 
 @compiled
+def _most_rows(vectors: int) -> int:
+    return ROWS if vectors == WIDEST else NARROW_ROWS
+
+
+@compiled
 def convolve(maps: Array, height: int, width: int, kernel: Array, out: Array) -> None:
-    """maps: [n, (height+1)*(width+1), C], kernel: words of [4*C, O] -> out [n, height*width, O]"""
+    """Of 2x2. maps: [n, (height+1)*(width+1), C], kernel: words of [4*C, O] -> out [n, height*width, O]"""
+    convolve_any(maps, width + 1, 2, 1, height, width, kernel, out)
+
+
+@compiled
+def convolve_any(
+    maps: Array, across: int, size: int, stride: int, height: int, width: int, kernel: Array, out: Array
+) -> None:
+    """Of size x size, every `stride` cells. maps: [n, down*across, C], kernel: words of [size*size*C, O] -> out"""
     channels, columns, lanes = _words(maps), out.shape[2], REGISTER // out.itemsize
-    line, depth = (width + 1) * channels, 2 * channels
+    line, depth, step = across * channels, size * channels, stride * channels
     column = 0
     while column < columns:
         vectors = _vectors(columns - column, lanes)
+        most = _most_rows(vectors)
         for v in range(len(maps)):
             for i in range(height):
                 j = 0
                 while j < width:
-                    count = min(ROWS, width - j)
-                    begin = v * maps.shape[1] * channels + i * line + j * channels
+                    count = min(most, width - j)
+                    begin = v * maps.shape[1] * channels + i * stride * line + j * step
                     target = ((v * height + i) * width + j) * columns + column
-                    given = begin, channels, 2, line, depth, column, columns, target, columns
+                    given = begin, step, size, line, depth, column, columns, target, columns
                     rows(maps, kernel, out, count, vectors, given)
                     j += count
         column += vectors * lanes
@@ -135,7 +149,14 @@ def convolve_back(grad: Array, height: int, width: int, turned: Array, maps: Arr
 
     grad: [n, height*width, O], turned: [4, O, C] of the kernel -> maps [n, (height+1)*(width+1), C]
     """
+    convolve_any_back(grad, 2, height, width, turned, maps)
+
+
+@compiled
+def convolve_any_back(grad: Array, size: int, height: int, width: int, turned: Array, maps: Array) -> None:
+    """The gradient of `convolve_any` by its maps, for an even size and a stride of 1. turned: [size*size, O, C]"""
     depth, columns, lanes = _words(grad), maps.shape[2], REGISTER // maps.itemsize
+    across = width + size - 1
     maps[:] = 0
     column = 0
     while column < columns:
@@ -143,13 +164,14 @@ def convolve_back(grad: Array, height: int, width: int, turned: Array, maps: Arr
         most = SPREAD - 2 if vectors == WIDEST else SPREAD
         for v in range(len(maps)):
             for i in range(height):
-                for di in range(2):
+                for place in range(0, size * size, 2):  # and the one to its right
+                    di, dj = place // size, place % size
                     j = 0
                     while j < width:
                         count = min(most, width - j)
                         begin = ((v * height + i) * width + j) * depth
-                        target = ((v * (height + 1) + i + di) * (width + 1) + j) * columns + column
-                        right = 2 * di * depth * columns + column
+                        target = (v * maps.shape[1] + (i + di) * across + j + dj) * columns + column
+                        right = place * depth * columns + column
                         given = begin, depth, depth, right, columns, depth * columns, target
                         spread(grad, turned, maps, count, vectors, given)
                         j += count
@@ -162,19 +184,33 @@ def join_kernel(maps: Array, grad: Array, height: int, width: int, by_kernel: Ar
 
     maps: [n, P, C], a multiple of OUTER channels, grad: [n, height*width, O], by_kernel: [4*C, O]
     """
+    join_kernel_of_any(maps, width + 1, 2, 1, grad, 0, height, width, by_kernel)
+
+
+@compiled
+def join_kernel_of_any(
+    maps: Array, across: int, size: int, stride: int, grad: Array, around: int, height: int, width: int,
+    by_kernel: Array,
+) -> None:  # fmt: skip
+    """The gradient of `convolve_any` by its kernel, added.
+
+    grad: [n, …, O] of height*width cells, with so many around them that do not count
+    """
     words, by_words, lanes = in_pairs(maps), in_pairs(grad), REGISTER // by_kernel.itemsize
     count, places, channels = words.shape
-    columns, line = grad.shape[2], (width + 1) * channels
-    for corner in range(4):
-        begin = (corner // 2) * line + (corner % 2) * channels
-        for channel in range(0, channels, OUTER):
-            column = 0
-            while column < columns:
-                vectors = _vectors(columns - column, lanes)
-                target = (corner * channels + channel) * columns + column
-                shape = count, places * channels, height, line, width, channels
-                outer(words, by_words, by_kernel, OUTER, vectors, (begin + channel, *shape, column, columns, target))
-                column += vectors * lanes
+    columns, line, step, depth = grad.shape[2], across * channels, stride * channels, size * channels
+    by_line = (width + 2 * around) * columns
+    shape = count, places * channels, height, stride * line, width, step
+    for down in range(size):
+        column = 0
+        while column < columns:
+            vectors = _vectors(columns - column, lanes)
+            many = OUTER if vectors == WIDEST or depth % (2 * OUTER) else 2 * OUTER
+            right = around * (by_line + columns) + column, grad.shape[1] * columns, by_line, columns
+            for channel in range(0, depth, many):
+                target = (down * depth + channel) * columns + column
+                outer(words, by_words, by_kernel, many, vectors, (down * line + channel, *shape, *right, target))
+            column += vectors * lanes
 
 
 @compiled
@@ -186,7 +222,7 @@ def dense(maps: Array, kernel: Array, out: Array) -> None:
         vectors = _vectors(columns - column, lanes)
         v = 0
         while v < len(maps):
-            count = min(ROWS, len(maps) - v)
+            count = min(_most_rows(vectors), len(maps) - v)
             given = v * depth, depth, 1, 0, depth, column, columns, v * columns + column, columns
             rows(maps, kernel, out, count, vectors, given)
             v += count
@@ -204,7 +240,7 @@ def dense_back(grad: Array, turned: Array, maps: Array) -> None:
             vectors = _vectors(columns - column, lanes)
             v = 0
             while v < len(maps):
-                count = min(ROWS, len(maps) - v)
+                count = min(_most_rows(vectors), len(maps) - v)
                 right, target = p * depth * columns + column, (v * places + p) * columns + column
                 given = v * depth, depth, 1, 0, depth, right, columns, target, places * columns
                 rows(grad, turned, maps, count, vectors, given)
@@ -224,6 +260,6 @@ def join_dense(maps: Array, grad: Array, by_kernel: Array) -> None:
             while column < columns:
                 vectors = _vectors(columns - column, lanes)
                 begin, right, target = first * depth + row, first * columns + column, row * columns + column
-                given = begin, count, depth, 1, 0, 1, 0, right, columns, target
+                given = begin, count, depth, 1, 0, 1, 0, right, columns, 0, columns, target
                 outer(words, by_words, by_kernel, OUTER, vectors, given)
                 column += vectors * lanes

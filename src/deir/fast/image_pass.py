@@ -1,7 +1,7 @@
 """One batch of images through an encoder and back: jobs of images, each a piece of a few images after the other.
 
 Observations do not depend on each other, so a piece runs through all layers while its feature maps are in the cache.
-Convolutions are PyTorch's, on channels-last maps; what is between them is compiled loops. Of a layer only the
+Everything but the linear layer is compiled loops. Of a layer only the
 normalised products are kept for the backward pass, which makes everything else again.
 
 A batch is divided by its size alone, and gradients are joined in the order of jobs: the bits do not depend on the
@@ -19,8 +19,11 @@ import torch
 from torch import Tensor
 
 from deir.compiled import Array
+from deir.config import Precision
 from deir.fast import image_loops as loops
 from deir.fast.arrays import arrays_of
+from deir.fast.convolution import factors_of, kernel_words
+from deir.fast.image_convolution import convolved, layer_gradient, words_back
 from deir.fast.threads import in_parallel
 
 JOBS = 16  # that a batch is divided into at most, whatever the number of threads
@@ -32,14 +35,19 @@ WORTHWHILE = 1 << 20  # bytes of an array that is kept for the next batch
 class Layer(NamedTuple):
     """A convolution and the normalisation after it."""
 
-    kernel: Tensor  # [O, C, k, k]
-    bias: Tensor  # [O]
+    kernel: Array  # [k*k*C, O]
+    bias: Array  # [O]
     gain: Array  # [M] of the output, position by position, channels last
     shift: Array  # [M]
-    stride: int
     padding: int
+    size: int  # k
     sides: tuple[int, int, int]  # height, width and channels of its input
     kept: bool = True  # the normalised products are; otherwise the backward pass convolves again
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """What its loops take: height, width, size, padding."""
+        return *self.sides[:2], self.size, self.padding
 
 
 class Gradients:
@@ -47,8 +55,8 @@ class Gradients:
 
     def __init__(self, layers: list[Layer], width: int) -> None:
         """width: of an image as the first convolution takes it"""
-        self.kernels = [torch.zeros_like(layer.kernel, dtype=torch.from_numpy(layer.gain).dtype) for layer in layers]
-        self.biases = [torch.zeros(len(kernel), dtype=kernel.dtype) for kernel in self.kernels]
+        self.kernels = [np.zeros_like(layer.kernel) for layer in layers]
+        self.biases = [np.zeros_like(layer.bias) for layer in layers]
         self.sums = [np.zeros((2, len(layer.gain)), layer.gain.dtype) for layer in layers]  # of shifts and gains
         self.input = np.zeros((2, width), layers[0].gain.dtype)
         self.tail: tuple[Tensor, ...] = ()  # of the linear layer and its normalisation
@@ -57,7 +65,7 @@ class Gradients:
         """In the order in which `ImagePass` takes the parameters."""
         found = [*_gain_and_shift(self.input)]
         for kernel, bias, sums in zip(self.kernels, self.biases, self.sums, strict=True):
-            found += [kernel, bias, *_gain_and_shift(sums)]
+            found += [torch.from_numpy(kernel), torch.from_numpy(bias), *_gain_and_shift(sums)]
         return [*found, *self.tail]
 
 
@@ -105,10 +113,12 @@ class ImagePass:
     piece: int  # images that run through all layers together
 
     def __init__(
-        self, images: Tensor, eps: float, layers: list[Layer], first: list[Array], tail: list[Tensor], keep: bool
-    ) -> None:
-        """images: [B, H, W, C]; eps: of the normalisations, negative without any; first: gain and shift of the input;
-        tail: weight, bias, gain, shift of the linear layer; keep: `backward` will follow"""
+        self, images: Tensor, eps: float, precision: Precision, layers: list[Layer], first: list[Array],
+        tail: list[Tensor], keep: bool,
+    ) -> None:  # fmt: skip
+        """images: [B, H, W, C]; eps: of the normalisations, negative without any; precision: of the factors of
+        convolutions; first: gain and shift of the input; tail: weight, bias, gain, shift of the linear layer;
+        keep: `backward` will follow"""
         self.sides = images.shape[1], images.shape[2], images.shape[3]
         (self.images,) = arrays_of(images.flatten(1))
         self.eps, self.layers, self.first, self.keep = eps, layers, first, keep
@@ -116,6 +126,8 @@ class ImagePass:
         self.weight, self.bias = tail[:2]
         self.gain, self.shift = filled(tail[2:], len(self.bias), self.bias.dtype)
         count, self.dtype = len(images), self.gain.dtype
+        self.like = factors_of(precision, self.dtype)
+        self.words = [kernel_words(layer.kernel, self.like) for layer in layers]
         self.kept: list[Array] = []  # of bytes
         self.normals = [self.room(count if layer.kept else 0, len(layer.gain)) for layer in layers]
         self.moments = [
@@ -159,6 +171,7 @@ class ImagePass:
 
     def backward(self, grad: Tensor) -> list[Tensor]:
         """grad: [B, F] -> the gradients of input gain and shift, of kernel, bias, gain, shift of each layer and tail"""
+        self.words_back = [words_back(x.kernel, x.size, x.padding, self.like) for x in self.layers]
         parts = in_parallel(lambda job: self._gradient(*job, grad[job[0] : job[1]]), self.bounds())
         SHELF.give(self.kept)
         return [_sum_in_order(part) for part in zip(*parts, strict=True)]
@@ -202,29 +215,15 @@ class ImagePass:
     def convolve(self, index: int, x: Array) -> Array:
         """The products of a layer. [n, H*W*C] -> [n, M]"""
         layer = self.layers[index]
-        maps = _maps(x, layer)
-        out = torch.conv2d(maps, layer.kernel, layer.bias, layer.stride, layer.padding)
-        return _rows(out, self.weight.dtype)
+        depth = len(layer.kernel) // layer.size**2
+        return np.asarray(convolved(self.like, x, layer.shape, self.words[index], depth, layer.bias))
 
-    def convolve_back(self, index: int, grad: Array, x: Array, grads: Gradients, through: bool = True) -> Array | None:
+    def convolve_back(self, index: int, grad: Array, x: Array, grads: Gradients, through: bool = True) -> Array:
         """Adds the gradients of a layer's kernel and bias; that of its input x, if it is wanted `through`. [n, M]"""
-        layer = self.layers[index]
-        maps, (height, width) = _maps(x, layer), self.sides_after(index)
-        by_out = torch.from_numpy(grad).view(len(grad), height, width, -1).permute(0, 3, 1, 2).to(maps.dtype)
-        by_maps, by_kernel, by_bias = torch.ops.aten.convolution_backward(
-            by_out, maps, layer.kernel, [len(layer.bias)], [layer.stride] * 2, [layer.padding] * 2, [1, 1], False,
-            [0, 0], 1, [through, True, True],
-        )  # fmt: skip
-        grads.kernels[index] += by_kernel
-        grads.biases[index] += by_bias
-        return _rows(by_maps, self.weight.dtype) if through else None
-
-    def sides_after(self, index: int) -> tuple[int, int]:
-        """Height and width of a layer's output."""
-        layer = self.layers[index]
-        size = layer.kernel.shape[2]
-        height, width = ((side + 2 * layer.padding - size) // layer.stride + 1 for side in layer.sides[:2])
-        return height, width
+        by_x = np.empty(x.shape if through else (0, 0), self.dtype)
+        found, shape = (grads.kernels[index], grads.biases[index]), self.layers[index].shape
+        layer_gradient(self.like, grad, x, shape, self.words_back[index], *found, by_x)
+        return by_x
 
     def norm(self, index: int, products: Array, lo: int, hi: int) -> tuple[Any, ...]:
         """What the loops of a layer's normalisation take; ŷ is kept, or takes the place of the products."""
@@ -250,16 +249,6 @@ class ImagePass:
         """From the gradient of a layer's output to that of its products, in place. stopped: by a ReLU"""
         layer, inverse = self.layers[index], self.moments[index][1, lo:hi]
         loops.through_norm(grad, stopped, normal, layer.gain, layer.shift, inverse, grads.sums[index], self.eps)
-
-
-def _maps(x: Array, layer: Layer) -> Tensor:
-    """[n, H*W*C] -> [n, C, H, W], channels last"""
-    return torch.from_numpy(x).view(len(x), *layer.sides).permute(0, 3, 1, 2).to(layer.kernel.dtype)
-
-
-def _rows(maps: Tensor, dtype: torch.dtype) -> Any:
-    """[n, C, H, W] -> [n, H*W*C]; without a copy where PyTorch has left channels last"""
-    return maps.permute(0, 2, 3, 1).contiguous().flatten(1).to(dtype).numpy()
 
 
 def _sum_in_order(tensors: tuple[Tensor, ...]) -> Tensor:

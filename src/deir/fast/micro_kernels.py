@@ -6,6 +6,7 @@ multiplied in pairs, and both products join one sum in single precision.
     rows:     out[r] = Σ_s Σ_k left[s, r, k] right[s, k]              a convolution; r: neighbours in one row of a map
     spread:   out[j] += Σ_k left[j, k] right[0, k],  out[j+1] += Σ_k left[j, k] right[1, k]     its maps' gradient
     outer:    out[c] += Σ_p left[p, c] right[p]                       its kernel's gradient; p: places of all maps
+    largest:  out[j] = max_{r, k} lines[r, 2 j + k],  r, k < 3        a row of maxima of 3x3 cells, every second one
 
 `out` and `right` are rows of numbers, as many at once as `VECTORS` registers hold.
 """
@@ -23,9 +24,10 @@ from numba.extending import intrinsic
 WIDE = bool(get_host_cpu_features().get("avx512f", False))
 REGISTER = 64 if WIDE else 32  # bytes
 VECTORS = (4, 2, 1) if WIDE else (2, 1)  # registers of a row of sums
-ROWS = 6 if WIDE else 5  # of sums, at most
+ROWS = 6 if WIDE else 5  # of sums, at most, where each has the most registers
+NARROW_ROWS = 8  # of sums, at most, elsewhere
 SPREAD = 6 if WIDE else 4  # neighbours that `spread` takes, at most; with the most registers each, two less
-OUTER = 4  # channels that `outer` takes
+OUTER = 4  # channels that `outer` takes, or twice as many where rows have fewer than the most registers
 
 _INT = ir.IntType(64)
 
@@ -72,12 +74,12 @@ class _Kernel:
             total = self.builder.add(total, term)
         return total
 
-    def _pointer(self, data: Any, offset: Any, kind: Any) -> Any:
+    def pointer(self, data: Any, offset: Any, kind: Any) -> Any:
         return self.builder.bitcast(self.builder.gep(data, [offset]), kind.as_pointer())
 
     def wide(self, data: Any, offset: Any, kind: Any) -> Any:
         """As many words as a register holds."""
-        return self.builder.load(self._pointer(data, offset, kind), align=self.size)
+        return self.builder.load(self.pointer(data, offset, kind), align=self.size)
 
     def columns(self, begin: Any, width: int) -> list[Any]:
         """A row of `right`, in registers."""
@@ -105,7 +107,7 @@ class _Kernel:
 
     def save(self, sums: Sequence[Any], offsets: Sequence[Any]) -> None:
         for register, offset in zip(sums, offsets, strict=True):
-            target = self._pointer(self.out, offset, self.sums_type)
+            target = self.pointer(self.out, offset, self.sums_type)
             self.builder.store(self.builder.load(register), target, align=self.size)
 
     def join(self, register: Any, left: Any, right: Any) -> None:
@@ -124,8 +126,11 @@ class _Kernel:
         self.builder.store(after, register)
 
 
-def _kernel(write: Callable[..., None], sizes: list[int]) -> Any:
-    """An intrinsic (left, right, out, how many, registers, numbers) whose body is written once for each size."""
+def _kernel(write: Callable[..., None], sizes: Sequence[int], narrow: Sequence[int]) -> Any:
+    """An intrinsic (left, right, out, how many, registers, numbers) whose body is written once for each size.
+
+    narrow: sizes of rows that have fewer than the most registers
+    """
 
     def typed(typing_context: Any, left: Any, right: Any, out: Any, size: Any, vectors: Any, given: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -139,8 +144,8 @@ def _kernel(write: Callable[..., None], sizes: list[int]) -> Any:
             which = builder.add(builder.mul(size_, kernel.at(8)), vectors_)
             after = builder.append_basic_block("after")
             choice = builder.switch(which, after)
-            for rows in sizes:
-                for width in VECTORS:
+            for width in VECTORS:
+                for rows in sizes if width == VECTORS[0] else narrow:
                     block = builder.append_basic_block("size")
                     choice.add_case(kernel.at(8 * rows + width), block)
                     with builder.goto_block(block):
@@ -202,21 +207,21 @@ def _write_spread(
 
 def _write_outer(
     kernel: _Kernel, rows: int, width: int, left: Any, maps: Any, left_map: Any, lines: Any, left_line: Any,
-    places: Any, stride: Any, right: Any, across: Any, out: Any,
+    places: Any, stride: Any, right: Any, right_map: Any, right_line: Any, across: Any, out: Any,
 ) -> None:  # fmt: skip
-    """maps of lines of places: left_map, left_line and stride lead from one to the next in left; right has no gaps"""
+    """maps of lines of places: left_map, left_line and stride lead from one to the next in left, right_map, right_line
+    and across in right"""
     sums = kernel.registers(rows * width)
     targets = _targets(kernel, rows, width, out, across)
     kernel.load(sums, targets)
     builder = kernel.builder
     loops = (cgutils.for_range(builder, count) for count in (maps, lines, places))
     with next(loops) as m, next(loops) as i, next(loops) as j:
-        place = kernel.sum(kernel.product(kernel.sum(kernel.product(m.index, lines), i.index), places), j.index)
-        begin = kernel.sum(right, kernel.product(place, across))
-        columns = kernel.columns(begin, width)
-        first = kernel.sum(
-            left, kernel.product(m.index, left_map), kernel.product(i.index, left_line), kernel.product(j.index, stride)
+        begin, first = (
+            kernel.sum(start, *(kernel.product(loop.index, step) for loop, step in zip((m, i, j), steps, strict=True)))
+            for start, *steps in ((right, right_map, right_line, across), (left, left_map, left_line, stride))
         )
+        columns = kernel.columns(begin, width)
         for r in range(rows):
             factor = kernel.everywhere(kernel.sum(first, kernel.at(r)))
             for v in range(width):
@@ -224,9 +229,47 @@ def _write_outer(
     kernel.save(sums, targets)
 
 
-rows: Any = _kernel(_write_rows, list(range(1, ROWS + 1)))
-spread: Any = _kernel(_write_spread, list(range(1, SPREAD + 1)))
-outer: Any = _kernel(_write_outer, [OUTER])
+rows: Any = _kernel(_write_rows, range(1, ROWS + 1), range(1, NARROW_ROWS + 1))
+spread: Any = _kernel(_write_spread, range(1, SPREAD + 1), range(1, SPREAD + 1))
+outer: Any = _kernel(_write_outer, [OUTER], [OUTER, 2 * OUTER])
+
+
+def _typed_largest(typing_context: Any, lines: Any, begins: Any, channels: Any, out: Any, places: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        arrays = [
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip((lines, out, places), (arguments[0], *arguments[3:]), strict=True)
+        ]
+        kernel = _Kernel(builder, arrays[0].data, arrays[0].data, arrays[1].data, lines.dtype)
+        starts, step = [builder.extract_value(arguments[1], r) for r in range(3)], arguments[2]
+        wide, count = (ir.VectorType(kind, kernel.lanes) for kind in (ir.IntType(8), ir.IntType(32)))
+        groups = builder.sdiv(step, kernel.at(kernel.lanes))
+        cells = builder.sdiv(builder.extract_value(arrays[1].shape, 0), step)
+        with cgutils.for_range(builder, cells) as j, cgutils.for_range(builder, groups) as group:
+            lane = kernel.product(group.index, kernel.at(kernel.lanes))
+            cell = kernel.sum(kernel.product(j.index, kernel.at(2), step), lane)
+            best, where = None, ir.Constant(count, [0] * kernel.lanes)
+            for place in range(9):
+                offset = kernel.sum(starts[place // 3], cell, kernel.product(step, kernel.at(place % 3)))
+                value = kernel.wide(kernel.left, offset, kernel.sums_type)
+                if best is None:
+                    best = value
+                    continue
+                unknown = builder.fcmp_unordered("uno", value, value)
+                later = builder.or_(builder.fcmp_ordered(">", value, best), unknown)
+                best = builder.select(later, value, best)
+                where = builder.select(later, ir.Constant(count, [place] * kernel.lanes), where)
+            target = kernel.sum(kernel.product(j.index, step), lane)
+            builder.store(best, kernel.pointer(kernel.out, target, kernel.sums_type), align=kernel.size)
+            place_at = kernel.pointer(arrays[2].data, target, wide)
+            builder.store(builder.trunc(where, wide), place_at, align=1)
+        return context.get_dummy_value()
+
+    return types.void(lines, begins, types.int64, out, places), generate
+
+
+largest: Any = intrinsic(_typed_largest)
+"""(lines, where three of them begin, channels, out, places) -> nothing; places: 3 r + k, of equals the first."""
 
 
 def _typed_rounded(typing_context: Any, value: Any, like: Any) -> Any:

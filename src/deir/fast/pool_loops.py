@@ -6,8 +6,7 @@ import numpy as np
 
 from deir.compiled import Array, compiled
 from deir.fast.image_loops import moments_of, scale_map, standardise_map
-
-LANES = 16  # every layer before pooling has a multiple of that many channels
+from deir.fast.micro_kernels import largest
 
 
 @compiled
@@ -25,64 +24,21 @@ def normalise_and_pool(
 
 @compiled
 def _pool(normal: Array, gain: Array, shift: Array, sides: tuple[int, int, int], out: Array, places: Array) -> None:
-    """Around every cell of a row, of which every second one is taken: long loops are faster than half as many."""
     height, width, channels = sides
     full, across = width * channels, (width + 1) // 2 * channels
-    line = np.full(full + 2 * channels, -np.inf, out.dtype)  # one row of cells, with a cell around
-    rows = np.full((3, full), -np.inf, out.dtype)  # the largest of three cells side by side, of three rows
-    rights = np.zeros((3, full), np.int32)
-    best, where = np.empty(full, out.dtype), np.empty(full, np.int32)
+    lines = np.full((3, full + 3 * channels), -np.inf, out.dtype)  # of γ ŷ + β, with cells around
+    begins = np.arange(3) * lines.shape[1]
     for i in range((height + 1) // 2):
-        rows[0], rights[0] = rows[2], rights[2]
-        for turn in range(1, 3):
-            row = 2 * i + turn - 1
+        # the third line of before is the first
+        first, second, third = 2 * i % 3, (2 * i + 1) % 3, (2 * i + 2) % 3
+        for row, line in ((2 * i, second), (2 * i + 1, third)):
+            cells = slice(row * full, row * full + full)
             if row < height:
-                cells = slice(row * full, row * full + full)
-                scale_map(normal[cells], gain[cells], shift[cells], line[channels : channels + full])
-                _largest(line, line[channels:], line[2 * channels :], rows[turn])
-                _which(line, line[channels:], line[2 * channels :], rights[turn])
+                scale_map(normal[cells], gain[cells], shift[cells], lines[line, channels : channels + full])
             else:
-                rows[turn] = -np.inf
-        _largest(rows[0], rows[1], rows[2], best)
-        _which(rows[0], rows[1], rows[2], where)
-        _code(where, rights[0], rights[1], rights[2])
-        _every_second(best, channels, out[i * across : (i + 1) * across])
-        _every_second(where, channels, places[i * across : (i + 1) * across])
-
-
-@compiled
-def _code(downs: Array, first: Array, second: Array, third: Array) -> None:
-    """3 down + right, in the place of down"""
-    for k in range(len(downs)):
-        right = first[k] if downs[k] == 0 else second[k]
-        right = third[k] if downs[k] == 2 else right
-        downs[k] = np.int32(3) * downs[k] + right
-
-
-@compiled
-def _every_second(cells: Array, channels: int, out: Array) -> None:
-    """cells: [W*C] -> out [(W+1)/2*C]"""
-    number = out.dtype.type
-    for j in range(0, len(out), LANES):
-        begin = 2 * (j // channels) * channels + j % channels
-        for c in range(LANES):  # of known length: one that is not would be too short to be vectorised
-            out[j + c] = number(cells[begin + c])
-
-
-@compiled
-def _largest(first: Array, second: Array, third: Array, out: Array) -> None:
-    for k in range(len(out)):
-        value = second[k] if (second[k] > first[k]) | (second[k] != second[k]) else first[k]
-        out[k] = third[k] if (third[k] > value) | (third[k] != third[k]) else value
-
-
-@compiled
-def _which(first: Array, second: Array, third: Array, out: Array) -> None:
-    """0, 1 or 2: of equals the first"""
-    for k in range(len(out)):
-        later = (second[k] > first[k]) | (second[k] != second[k])
-        value, place = second[k] if later else first[k], np.int32(1) if later else np.int32(0)
-        out[k] = np.int32(2) if (third[k] > value) | (third[k] != third[k]) else place
+                lines[line] = -np.inf
+        row_of = slice(i * across, (i + 1) * across)
+        largest(lines, (begins[first], begins[second], begins[third]), channels, out[row_of], places[row_of])
 
 
 @compiled

@@ -17,6 +17,7 @@ from deir.fast import image_loops as loops
 from deir.fast import pool_loops as pooling
 from deir.fast.arrays import arrays_of
 from deir.fast.blas import product
+from deir.fast.image_convolution import by_place, in_blocks
 from deir.fast.image_pass import Gradients, ImagePass, Layer, filled
 
 # mypy: disable-error-code="override"
@@ -40,11 +41,9 @@ def embed_images(encoder: Encoder, images: Tensor, precision: Precision = "fp32"
     assert isinstance(linear, nn.Linear)
     eps = norm.eps if isinstance(norm, nn.LayerNorm) else -1.0
     parameters = [*kind.of_input(norms[0], images)]
-    for conv, after in zip(convs, norms[1:], strict=True):
-        first = len(parameters) == 2
-        kernel = (kind.first_kernel(conv) if first else conv.weight).contiguous(memory_format=torch.channels_last)
+    for index, (conv, after) in enumerate(zip(convs, norms[1:], strict=True)):
         assert conv.bias is not None
-        parameters += [kernel, conv.bias, *_gain_and_shift(after)]
+        parameters += [kind.kernel_of(conv, index), conv.bias, *_gain_and_shift(after)]
     channels = convs[-1].out_channels
     weight = linear.weight.view(len(linear.weight), channels, -1).transpose(1, 2).flatten(1)
     parameters += [weight, linear.bias, *_gain_and_shift(norm)]
@@ -82,20 +81,21 @@ class _WholeImages(Function):
         )
 
 
-def _layer(
-    given: Sequence[Tensor], sides: tuple[int, int, int], stride: int, padding: int, precision: Precision, kept: bool
-) -> Layer:
+def _layer(given: Sequence[Tensor], sides: tuple[int, int, int], padding: int, size: int, kept: bool) -> Layer:
     """Of kernel, bias, gain and shift."""
-    kernel, bias = (x.bfloat16() if precision == "bf16" else x for x in given[:2])
-    height, width = ((side + 2 * padding - kernel.shape[2]) // stride + 1 for side in sides[:2])
+    kernel, bias = arrays_of(*given[:2])
+    height, width = (side + 2 * padding - size + 1 for side in sides[:2])
     gain, shift = filled(given[2:], height * width * len(bias), given[1].dtype)
-    return Layer(kernel, bias, gain, shift, stride, padding, sides, kept)
+    return Layer(kernel, bias, gain, shift, padding, size, sides, kept)
+
+
+SIZE = 3  # of IMPALA's kernels
 
 
 class ImpalaPass(ImagePass):
     """Three stages: a convolution, pooling, and two residual blocks of two convolutions each."""
 
-    piece = 16
+    piece = 8
 
     def __init__(self, images: Tensor, eps: float, precision: Precision, given: Sequence[Tensor], keep: bool) -> None:
         height, width, channels = images.shape[1:]
@@ -103,12 +103,12 @@ class ImpalaPass(ImagePass):
         for stage in range(len(given) // 20):
             begin = 2 + 20 * stage
             # the first and largest maps are made again: that takes no longer than to write and read them
-            layers.append(_layer(given[begin : begin + 4], sides, 1, 1, precision, kept=keep and stage > 0))
+            layers.append(_layer(given[begin : begin + 4], sides, 1, SIZE, kept=keep and stage > 0))
             sides = (sides[0] + 1) // 2, (sides[1] + 1) // 2, len(given[begin + 1])
-            layers += [_layer(given[i : i + 4], sides, 1, 1, precision, keep) for i in range(begin + 4, begin + 20, 4)]
+            layers += [_layer(given[i : i + 4], sides, 1, SIZE, keep) for i in range(begin + 4, begin + 20, 4)]
         planar = filled(given[:2], height * width * channels, given[3].dtype)
         first = [np.ascontiguousarray(x.reshape(channels, -1).T).reshape(-1) for x in planar]
-        super().__init__(images, eps, layers, first, list(given[-4:]), keep)
+        super().__init__(images, eps, precision, layers, first, list(given[-4:]), keep)
         self.stages = range(0, len(layers), 5)
         count = len(images) if keep else 0
         self.pooled = [self.room(count, len(self.layers[index + 1].gain)) for index in self.stages]
@@ -122,8 +122,8 @@ class ImpalaPass(ImagePass):
         return norm.weight.flatten(), norm.bias.flatten()
 
     @staticmethod
-    def first_kernel(conv: nn.Conv2d) -> Tensor:
-        return conv.weight
+    def kernel_of(conv: nn.Conv2d, index: int) -> Tensor:
+        return by_place(conv.weight)
 
     def body(self, lo: int, hi: int) -> Array:
         x = self.scaled_input(self.standard_input(lo, hi, 1, again=False))
@@ -173,9 +173,7 @@ class ImpalaPass(ImagePass):
                 self._first_gradient(wide, lo, hi, grads)
             else:
                 self.through_norm(index, wide, self.normals[index][lo:hi], False, lo, hi, grads)
-                found = self.convolve_back(index, wide, carried[stage - 1][2], grads)
-                assert found is not None
-                grad = found
+                grad = self.convolve_back(index, wide, carried[stage - 1][2], grads)
 
     def _block_gradient(self, index: int, x: Array, lo: int, hi: int, grad: Array, grads: Gradients) -> None:
         """grad: of the block's output, becomes that of its input x"""
@@ -183,7 +181,6 @@ class ImpalaPass(ImagePass):
         by_products = grad.copy()
         self.through_norm(index + 1, by_products, normals[1], False, lo, hi, grads)
         by_active = self.convolve_back(index + 1, by_products, self.activate(index, normals[0]), grads)
-        assert by_active is not None
         self.through_norm(index, by_active, normals[0], True, lo, hi, grads)
         active = np.empty_like(x)
         loops.relu(x, active)
@@ -202,10 +199,11 @@ class ImpalaPass(ImagePass):
         loops.standardise(normal, self.moments[0][:, lo:hi], normal)
         self.through_norm(0, grad, normal, False, lo, hi, grads)
         self.convolve_back(0, grad, x, grads, through=False)
-        kernel = self.layers[0].kernel.permute(2, 3, 1, 0).flatten(0, 2).to(grads.kernels[0].dtype)  # [9*C, O]
+        places = self.layers[0].kernel.reshape(SIZE**2, -1, grad.shape[1] // (height * width))[:, :channels]
+        kernel = np.ascontiguousarray(places).reshape(SIZE**2 * channels, -1)
         by_input = np.empty((count, channels, height, width), self.dtype)
         by_cells = grad.reshape(count, height * width, -1)
-        loops.input_gradient(product(kernel.dtype), by_cells, *arrays_of(kernel), self.sides, by_input)
+        loops.input_gradient(product(self.weight.dtype), by_cells, kernel, self.sides, by_input)
         planar = np.ascontiguousarray(standard.reshape(count, -1, channels).transpose(0, 2, 1))
         loops.join_sums(by_input.reshape(count, -1), planar.reshape(count, -1), grads.input)
 
@@ -213,29 +211,27 @@ class ImpalaPass(ImagePass):
 class DqnPass(ImagePass):
     """Three convolutions, each with normalisation and ReLU.
 
-    The first, 8x8 with a stride of 4, runs as one of 2x2 on blocks of 4x4 cells.
+    The first, 8x8 with a stride of 4, runs as one of 2x2 on blocks of 4x4 cells, the second as one on blocks of 2x2.
     """
 
-    piece = 64
-    BLOCK = ConvEncoder.LAYERS[0][2]
+    piece = 16
+    BLOCKS = tuple(stride for _, _, stride in ConvEncoder.LAYERS)
 
     def __init__(self, images: Tensor, eps: float, precision: Precision, given: Sequence[Tensor], keep: bool) -> None:
-        height, width, channels = images.shape[1:]
-        sides, layers = (height // self.BLOCK, width // self.BLOCK, channels * self.BLOCK**2), []
-        for index, (out, _, stride) in enumerate(ConvEncoder.LAYERS):
-            stride = stride if index else 1
-            layers.append(_layer(given[2 + 4 * index : 6 + 4 * index], sides, stride, 0, precision, keep))
-            size = layers[-1].kernel.shape[2]
-            sides = (sides[0] - size) // stride + 1, (sides[1] - size) // stride + 1, out
+        sides, layers = (images.shape[1], images.shape[2], images.shape[3]), []
+        for index, (out, size, block) in enumerate(ConvEncoder.LAYERS):
+            in_blocks = sides[0] // block, sides[1] // block, sides[2] * block**2
+            layers.append(_layer(given[2 + 4 * index : 6 + 4 * index], in_blocks, 0, size // block, keep))
+            sides = in_blocks[0] - size // block + 1, in_blocks[1] - size // block + 1, out
         first = filled(given[:2], layers[0].sides[0] * layers[0].sides[1] * layers[0].sides[2], given[3].dtype)
-        super().__init__(images, eps, layers, list(first), list(given[-4:]), keep)
+        super().__init__(images, eps, precision, layers, list(first), list(given[-4:]), keep)
 
     @classmethod
     def of_input(cls, norm: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         """By blocks, in the order of `standard_blocks`."""
         if not isinstance(norm, nn.LayerNorm):
             return torch.ones(0), torch.zeros(0)
-        block = cls.BLOCK
+        block = cls.BLOCKS[0]
         height, width = (side // block for side in norm.weight.shape[1:])
 
         def blocks(x: Tensor) -> Tensor:
@@ -245,27 +241,42 @@ class DqnPass(ImagePass):
         return blocks(norm.weight), blocks(norm.bias)
 
     @classmethod
-    def first_kernel(cls, conv: nn.Conv2d) -> Tensor:
-        """[O, C, 8, 8] -> [O, 16*C, 2, 2]"""
-        block, count = cls.BLOCK, conv.kernel_size[0] // cls.BLOCK
-        by_block = conv.weight.view(conv.out_channels, -1, count, block, count, block)
-        return by_block.permute(0, 3, 5, 1, 2, 4).reshape(conv.out_channels, -1, count, count)
+    def kernel_of(cls, conv: nn.Conv2d, index: int) -> Tensor:
+        return by_place(conv.weight, cls.BLOCKS[index])
+
+    def _cells(self, index: int) -> tuple[int, int, int]:
+        """Height, width and channels of a layer's output."""
+        layer = self.layers[index]
+        return layer.sides[0] - layer.size + 1, layer.sides[1] - layer.size + 1, len(layer.bias)
+
+    def _below(self, index: int, x: Array) -> Array:
+        """What a layer takes of the output of the one before."""
+        block = self.BLOCKS[index]
+        if block == 1:
+            return x
+        height, width, channels = self.layers[index].sides
+        out = np.empty((len(x), height * width * channels), self.dtype)
+        in_blocks(x, self._cells(index - 1), block, False, out)
+        return out
 
     def body(self, lo: int, hi: int) -> Array:
-        x = self.scaled_input(self.standard_input(lo, hi, self.BLOCK, again=False))
+        x = self.scaled_input(self.standard_input(lo, hi, self.BLOCKS[0], again=False))
         for index in range(len(self.layers)):
-            x = self.embed_layer(index, x, lo, hi)
+            x = self.embed_layer(index, self._below(index, x) if index else x, lo, hi)
         return x
 
     def body_gradient(self, lo: int, hi: int, grad: Array, grads: Gradients) -> None:
-        standard = self.standard_input(lo, hi, self.BLOCK, again=True)
+        standard = self.standard_input(lo, hi, self.BLOCKS[0], again=True)
         for index in reversed(range(len(self.layers))):
             self.through_norm(index, grad, self.normals[index][lo:hi], True, lo, hi, grads)
-            below = self.activate(index - 1, self.normals[index - 1][lo:hi]) if index else self.scaled_input(standard)
-            found = self.convolve_back(index, grad, below, grads)
-            assert found is not None
-            grad = found
-        loops.join_sums(grad, standard, grads.input)
+            if index == 0:
+                loops.join_sums(self.convolve_back(0, grad, self.scaled_input(standard), grads), standard, grads.input)
+                break
+            normal, block = self.normals[index - 1][lo:hi], self.BLOCKS[index]
+            grad = self.convolve_back(index, grad, self._below(index, self.activate(index - 1, normal)), grads)
+            if block > 1:
+                by_blocks, grad = grad, np.empty_like(normal)
+                in_blocks(grad, self._cells(index - 1), block, True, by_blocks)
 
 
 PASSES: dict[type, type[ImpalaPass | DqnPass]] = {ImpalaEncoder: ImpalaPass, ConvEncoder: DqnPass}
