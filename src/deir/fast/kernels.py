@@ -171,6 +171,16 @@ def scatter_sum(values: Array, rows: Array, out: Array, joins: bool, lo: int, hi
 
 
 @compiled_part
+def gather(table: Array, rows: Array, out: Array, flipped: Array, lo: int, hi: int) -> None:
+    """out[i] = table[rows[i]], of the rows lo … hi; also by columns. out: [I, C], flipped: [C, I], may be empty"""
+    for i in range(lo, hi):
+        out[i] = table[rows[i]]
+    for c in range(len(flipped)):
+        for i in range(lo, hi):
+            flipped[c, i] = table[rows[i], c]
+
+
+@compiled_part
 def column_sums(x: Array, out: Array, joins: bool, lo: int, hi: int) -> None:
     """[B, C] -> [C], joined if `joins`"""
     if not joins:

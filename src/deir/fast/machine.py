@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from deir.compiled import Array, compiled, compiled_part
-from deir.fast import kernels, losses, norm_kernels
-from deir.fast.addresses import add, await_count, look, matrix, multiply_at, vector
+from deir.fast import kernels, losses, model_machine, norm_kernels
+from deir.fast.addresses import add, await_count, look, matrix, multiply_at, part, vector
 
 OPERANDS = 16
 JOBS = 15  # of an operation at most
@@ -25,12 +25,6 @@ STRIDE = JOBS + 1
     NOT_BY_POSITION, PLACED, PLACED_GRADIENT, SCATTER, COLUMN_SUMS, PPO, DISCRIMINATION, SQUARES, ADAM, SCALE_COLUMNS,
     UNSCALE_COLUMNS,
 ) = range(25)  # fmt: skip
-
-
-@compiled_part
-def part(size: int, job: int, jobs: int) -> tuple[int, int]:
-    """Where a job's part of `size` rows or columns begins and ends."""
-    return size * job // jobs, size * (job + 1) // jobs
 
 
 @compiled_part
@@ -245,6 +239,8 @@ def run(
                         _network(code, operands, settings[op], job, jobs, units, gemm)
                     elif code <= SCATTER:
                         _maps(code, operands, job, jobs, like, gemm)
+                    elif code > UNSCALE_COLUMNS:
+                        model_machine.models(code, operands, settings[op], job, jobs, like)
                     elif not _ends(code, operands, settings[op], job, jobs, like):
                         add(team, 1, 1)
                     add(counters, at, 1)

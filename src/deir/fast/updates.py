@@ -19,7 +19,6 @@ from deir.algorithm.actions import DiscreteActions
 from deir.algorithm.networks import Encoder, GridEncoder, VectorEncoder
 from deir.algorithm.optimizer import diverged
 from deir.algorithm.policy import Policy
-from deir.algorithm.rewards.base import IntrinsicReward
 from deir.algorithm.rewards.deir import Deir
 from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, Rows
 from deir.compiled import Array
@@ -29,6 +28,7 @@ from deir.fast import network_program as layers
 from deir.fast.blas import product
 from deir.fast.encoder_program import embed
 from deir.fast.flat_adam import FlatAdam
+from deir.fast.model_program import steps
 from deir.fast.network_program import Matrix
 from deir.fast.patches import PatchTable
 from deir.fast.program import Operand, Program
@@ -72,23 +72,20 @@ def trains_policy(policy: Policy, table: ObservationTable, optimizer: Any) -> bo
     return plain and trains_whole(policy, policy.encoder, table, optimizer)
 
 
-def trains_model(reward: IntrinsicReward, table: ObservationTable, optimizer: Any) -> bool:
-    if not (isinstance(reward, Deir) and type(reward).loss is Deir.loss and reward.gru is not None):
-        return False
-    return trains_whole(reward, reward.encoder, table, optimizer)
+def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> Array:
+    """Integer work: which observations and patches a batch of rows [B] holds, and how often.
 
-
-def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> None:
-    """Integer work: which observations and patches a batch of rows [B] holds, and how often."""
+    Gives which of the distinct observations each row is. [B]
+    """
     table, names = rows.table, rows.ids.numpy()
     assert isinstance(table, PatchTable)
-    observations, weights, inverse = planning.occurring_rows(names, len(table.distinct))
-    given.at("inverse", inverse)
+    observations, weights, found = planning.occurring_rows(names, len(table.distinct))
+    inverse = given.at("inverse", found)
     given.at("observation share", weights)
     given.numbers |= {"observations": len(observations), "batch": len(names)}
     if kinds is None:
         given.at("rows", table.distinct.numpy()[observations])
-        return
+        return inverse
     cells = table.cells_of_observation
     given.tensor("cell kinds", kinds)
     given.at("cell share", planning.shares_of_names(cells, observations, weights, len(kinds)))
@@ -108,6 +105,7 @@ def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> No
     given.at("patches", placed)
     given.at("places", places)
     given.numbers["slots"] = len(placed)
+    return inverse
 
 
 def _step(program: Program, optimizer: FlatAdam) -> None:
@@ -122,7 +120,9 @@ def _step(program: Program, optimizer: FlatAdam) -> None:
     )  # fmt: skip
 
 
-def _run(program: Program, network: nn.Module, optimizer: FlatAdam, given: Sequence[Given], figures: Array) -> Array:
+def run_steps(
+    program: Program, network: nn.Module, optimizer: FlatAdam, given: Sequence[Given], figures: Array
+) -> Array:
     """All steps; gives the figures of each [M, K], of which the first is its loss."""
     _step(program, optimizer)
     optimizer.gradients.zero_()  # a bias before a normalisation gets none
@@ -165,7 +165,7 @@ def train_policy(
     back_of_memory(back_of_gru(by_after.at, by_gates, False, 0).at)
     back_of_encoder(layers.by_input(program, policy.gru.weight_ih, back_of_inputs(by_gates)).at)
 
-    kinds = _kinds(policy.encoder, batches[0].rows.table, dtype)
+    kinds = kinds_of(policy.encoder, batches[0].rows.table, dtype)
 
     def prepare(index: int) -> None:
         batch = batches[index]
@@ -174,50 +174,38 @@ def train_policy(
             given[index].tensor(name, getattr(batch, name))
 
     in_parallel(prepare, range(len(batches)))
-    totals = _run(program, policy, optimizer, given, np.zeros((len(batches), PARTS, 6)))
+    totals = run_steps(program, policy, optimizer, given, np.zeros((len(batches), PARTS, 6)))
     return dict(zip(ppo.METRICS, totals.T[1:], strict=True))
 
 
-def _kinds(encoder: Encoder, table: ObservationTable, dtype: torch.dtype) -> Tensor | None:
+def kinds_of(encoder: Encoder, table: ObservationTable, dtype: torch.dtype) -> Tensor | None:
     assert isinstance(table, PatchTable)
     return table.cells.to(dtype).contiguous() if isinstance(encoder, GridEncoder) else None
 
 
 def train_discriminator(reward: Deir, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
     """`Deir.loss` and its gradient steps; gives each figure of each step."""
-    cell, dtype = reward.gru, optimizer.values.dtype
-    assert cell is not None
-    program, given, width = Program(dtype), [Given() for _ in batches], reward.width
-    embedded, back_of_encoder = embed(program, reward.encoder)
+    dtype = optimizer.values.dtype
+    program, given = Program(dtype), [Given() for _ in batches]
     rows, twice = program.given("transitions"), program.given("offered")
-    stored = Matrix(program.given("hidden"), rows, width)
-    gates, back_of_inputs = layers.linear(program, cell, embedded, "ih")
-    memory, back_of_first_memory = layers.linear(program, cell, stored, "hh")
-    traj, back_of_now = layers.gru_step(program, gates, program.given("now"), rows, memory, stored)
-    memory, back_of_second_memory = layers.linear(program, cell, traj, "hh")
-    next_traj, back_of_then = layers.gru_step(program, gates, program.given("then"), twice, memory, traj)
+    sides = steps(program, reward, twice)
     taken = Matrix(program.given("taken"), rows, reward.actions.width)
-    logits, back_of_head = _head_of_parts(program, reward.discriminator, [traj, next_traj, taken], rows)
+    logits, back_of_head = _head_of_parts(program, reward.discriminator, [sides.now, sides.then, taken], rows)
     by_logits = program.buffer(twice, 1)
     program.emit(
         machine.DISCRIMINATION, PARTS, logits.at, rows, program.given("differs"), program.given("different"), by_logits,
         program.given("figures"),
     )  # fmt: skip
-    by_traj, by_next = back_of_head(by_logits)
-    by_gates = program.buffer(gates.rows, gates.width)
-    by_memory = back_of_then(by_next, by_gates, False, by_traj)
-    back_of_second_memory(by_memory.at)
-    layers.by_input(program, cell.weight_hh, by_memory, by_traj)
-    back_of_first_memory(back_of_now(by_traj, by_gates, True, 0).at)
-    back_of_encoder(layers.by_input(program, cell.weight_ih, back_of_inputs(by_gates)).at)
+    back_of_head(by_logits, [sides.by_now, sides.by_then])
+    sides.back()
 
-    kinds = _kinds(reward.encoder, batches[0].observations.table, dtype)
+    kinds = kinds_of(reward.encoder, batches[0].observations.table, dtype)
 
     def prepare(index: int) -> None:
         _prepare_transitions(reward, batches[index], kinds, dtype, given[index])
 
     in_parallel(prepare, range(len(batches)))
-    totals = _run(program, reward, optimizer, given, np.zeros((len(batches), PARTS, 4)))
+    totals = run_steps(program, reward, optimizer, given, np.zeros((len(batches), PARTS, 4)))
     different = np.array([batch.numbers["different"] / batch.numbers["transitions"] for batch in given])
     return {
         "model_loss": 0.5 * (totals[:, 0] + totals[:, 1]),
@@ -262,21 +250,18 @@ def _head_of_parts(program: Program, head: Any, parts: list[Matrix], rows: Opera
     x, back_of_norm = layers.normalised(program, norm, Matrix(products, fours, outputs), batch, first.bias)
     out, back_of_rest = layers.run_head(program, head[3:], x)
 
-    def back(grad: Operand) -> tuple[Operand, Operand]:
+    def back(grad: Operand, into: list[Operand]) -> None:
         by_products = back_of_norm(back_of_rest(grad, None).at).at
         by_places = [
             by_products,
             *(program.plus(by_products, program.given("transitions"), n * outputs * size) for n in (1, 3)),
         ]
-        by_parts: list[Operand] = []
-        for part, place, begin in zip(parts, by_places, begins.tolist(), strict=True):
+        for number, (part, place, begin) in enumerate(zip(parts, by_places, begins.tolist(), strict=True)):
             sizes = outputs, part.width, part.rows
             program.product(by_weight + begin, place, part.at, sizes, "a", apart=(None, None, whole), jobs=2)
-            if len(by_parts) < 2:  # nothing wants that of the action
-                by_parts.append(program.buffer(part.rows, part.width))
+            if number < 2:  # nothing wants that of the action
                 sizes = part.rows, part.width, outputs
-                program.product(by_parts[-1], place, weight + begin, sizes, apart=(None, whole, None))
-        return by_parts[0], by_parts[1]
+                program.product(into[number], place, weight + begin, sizes, apart=(None, whole, None))
 
     return out, back
 
