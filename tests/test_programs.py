@@ -29,6 +29,12 @@ CASES = {
     "small network": {"network": {"encoder": "mlp", "features": 16, "hidden": 24, "mlp": 40}},
     "wide": {"network": {"features": 96, "hidden": 64, "mlp": 128}},
     "pairs": {"method": "deir-no-mi", "reward": {"deir": {"features": 32, "mlp": 48}}},
+    "without memory": {"method": "deir-no-rnn-no-mi"},
+    "deir-inverse": {"method": "deir-inverse"},
+    "deir-forward": {"method": "deir-forward"},
+    "deir+rnd": {"method": "deir+rnd"},
+    "rnd": {"method": "rnd"},
+    "noveld, noise": {"method": "noveld", "env": {"noise": 0.1}},
     "icm": {"method": "icm"},
     "ngu": {"method": "ngu"},
     "pseudo-counts": {"method": "pseudo-counts"},
@@ -92,7 +98,7 @@ def test_an_update_is_the_plain_one(case, monkeypatch):
     )
     monkeypatch.setattr("deir.runs.training.make_ops", lambda config: FastOps())
     fast, fast_figures = trained(FastOps(), **CASES[case])
-    programs = ["model"] if "noise" in case else ["policy", "model"]  # an ensemble on random features encodes nothing
+    programs = ["model"] if "noise" in case else ["policy", "model"]  # these models encode nothing
     assert used == 2 * programs
     plain, plain_figures = trained(OneByOne(), **CASES[case])
     assert used == 3 * programs, "the plain update must not be a program"
@@ -154,19 +160,12 @@ class Shifted(Icm):
         {"method": "disagreement", "network": {"norm": "layer"}},
         {"method": "ngu", "reward": {"embeddings": "own"}},
         {"method": "test_programs:Shifted"},
-        {"method": "deir-no-rnn-no-mi"},
     ],
 )
 def test_other_models_are_not_programs(changes):
     trainer, _ = trained(FastOps(), double=False, **changes)
     reward, table = trainer.model.reward.train(), collected(trainer)[0].table
     assert model_updates.update_of(reward, table, trainer.model.optimizer) is None
-
-
-def test_an_ensemble_on_random_features_needs_no_patches():
-    trainer, _ = trained(FastOps(), double=False, method="disagreement", env={"noise": 0.1})
-    reward, table = trainer.model.reward.train(), collected(trainer)[0].table
-    assert model_updates.update_of(reward, table, trainer.model.optimizer) is model_updates.train_ensemble
 
 
 def test_a_thread_may_join_late_or_never():

@@ -193,6 +193,18 @@ def column_sums(x: Array, out: Array, joins: bool, lo: int, hi: int) -> None:
 
 
 @compiled_part
+def sum_of_squares(x: Array) -> float:
+    """In double precision, in eight sums: each waits for itself alone."""
+    sums, whole = np.zeros(8), len(x) // 8 * 8
+    for i in range(0, whole, 8):
+        for lane in range(8):
+            sums[lane] += np.float64(x[i + lane]) * np.float64(x[i + lane])
+    for i in range(whole, len(x)):
+        sums[0] += np.float64(x[i]) * np.float64(x[i])
+    return float(sums.sum())
+
+
+@compiled_part
 def clipped_adam(
     values: Array, grads: Array, first: Array, second: Array, squares: Array, step: int, settings: Array,
     lo: int, hi: int,

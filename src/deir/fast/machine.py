@@ -169,18 +169,15 @@ def _ends(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> bo
             vector(x[5], x[1], like), vector(x[6], x[1], like), vector(x[7], x[1], like), vector(x[8], x[1], like),
             f, matrix(x[9], x[1], x[2], like), vector(x[10], x[1], like), matrix(x[11], jobs, 6, real)[job], lo, hi,
         )  # fmt: skip
-    elif code == DISCRIMINATION:  # logits, B, differs, how many, by logits, figures
+    elif code == DISCRIMINATION:  # logits, B, differs, how many, by logits, figures, of which a job has
         lo, hi = part(x[1], job, jobs)
         losses.discrimination(
             vector(x[0], 2 * x[1], like), vector(x[2], x[1], np.uint8(0)), x[3], vector(x[4], 2 * x[1], like),
-            matrix(x[5], jobs, 4, real)[job], lo, hi,
+            vector(x[5] + 8 * job * x[6], 4, real), lo, hi,
         )  # fmt: skip
     elif code == SQUARES:  # gradients, size, partial sums
         lo, hi = part(x[1], job, jobs)
-        grads, total = vector(x[0], x[1], like), 0.0
-        for i in range(lo, hi):
-            total += np.float64(grads[i]) * np.float64(grads[i])
-        vector(x[2], jobs, real)[job] = total
+        vector(x[2], jobs, real)[job] = kernels.sum_of_squares(vector(x[0], x[1], like)[lo:hi])
     elif code == ADAM:  # values, gradients, first and second moments, size, partial sums, step
         lo, hi = part(x[4], job, jobs)
         return kernels.clipped_adam(

@@ -110,32 +110,44 @@ def head_of_parts(
     return out, back
 
 
+Place = tuple[Operand, int]  # where the first job's figures are, and how many the next job's are away
+
+
 class Figures:
     """The numbers that the losses of a step leave for each batch."""
 
     def __init__(self, program: Program, count: int) -> None:
         self.program, self.count, self.used = program, count, 0
 
-    def next(self, count: int) -> tuple[Operand, int]:
-        """Where a job's next figures are, and how many the next job's are away."""
+    def next(self, count: int) -> Place:
         self.used += count
         assert self.used <= self.count
         return self.program.plus(8 * (self.used - count), self.program.given("figures"), 1), self.count
 
 
-def inverse_loss(program: Program, head: Head, sides: Steps, weight: float, figures: Figures) -> None:
+def inverse_loss(program: Program, head: Head, sides: Steps, weight: float, figures: Place) -> None:
     """`InverseModel.loss` of categories and its gradient."""
     logits, back = head_of_parts(program, head, [sides.now, sides.then])
     by = program.buffer(logits.rows, logits.width)
     program.emit(
-        model_machine.CATEGORIES, ROWS, logits.at, logits.rows, logits.width, program.given("actions"), by,
-        *figures.next(2), settings=(weight,),
+        model_machine.CATEGORIES, ROWS, logits.at, logits.rows, logits.width, program.given("actions"), by, *figures,
+        settings=(weight,),
     )  # fmt: skip
     back(by, [sides.by_now, sides.by_then])
 
 
+def forward_loss(program: Program, head: Head, sides: Steps, actions: int, weight: float, figures: Place) -> None:
+    """The mean of `ForwardModel.errors` and its gradient by both sides. actions: the width of an action"""
+    taken = Matrix(program.given("taken"), sides.now.rows, actions)
+    guesses, back = head_of_parts(program, head, [sides.now, taken])
+    if not joined(program, sides.by_then):
+        program.emit(machine.FILL, ROWS, sides.by_then, sides.then.rows, sides.then.width, 0)
+    by = squared_errors(program, guesses, sides.then, figures, 0.5, weight, by_targets=sides.by_then)
+    back(by, [sides.by_now, None])
+
+
 def squared_errors(
-    program: Program, guesses: Matrix, targets: Matrix, figures: Figures, factor: float, weight: float = 1.0,
+    program: Program, guesses: Matrix, targets: Matrix, figures: Place, factor: float, weight: float = 1.0,
     rows: Operand = 0, share: Operand = 0, by_targets: Operand = 0,
 ) -> Operand:  # fmt: skip
     """The mean of factor |guess - target|²; gives the gradient by the guesses, that by the targets joins `by_targets`.
@@ -145,6 +157,6 @@ def squared_errors(
     by = program.buffer(guesses.rows, guesses.width)
     program.emit(
         model_machine.SQUARED_ERRORS, ROWS, guesses.at, guesses.rows, guesses.width, targets.at, targets.rows, rows,
-        share, by, by_targets, *figures.next(1), settings=(factor, weight),
+        share, by, by_targets, *figures, settings=(factor, weight),
     )  # fmt: skip
     return by

@@ -12,53 +12,69 @@ import numpy as np
 import torch
 
 from deir.algorithm.actions import DiscreteActions
+from deir.algorithm.rewards.ablations import DeirForward, DeirInverse
 from deir.algorithm.rewards.base import IntrinsicReward
 from deir.algorithm.rewards.deir import Deir
+from deir.algorithm.rewards.deir_rnd import DeirRnd
 from deir.algorithm.rewards.disagreement import Disagreement
 from deir.algorithm.rewards.e3b import E3b
 from deir.algorithm.rewards.etd import Etd
 from deir.algorithm.rewards.icm import Icm
 from deir.algorithm.rewards.ngu import Ngu
 from deir.algorithm.rewards.ride import Ride
+from deir.algorithm.rewards.rnd import Rnd
 from deir.algorithm.rewards.shared import RandomDistillation, TrajectoryModel
 from deir.algorithm.types import Batch, ObservationTable, Rows
 from deir.compiled import Array
 from deir.fast import network_program as layers
-from deir.fast import planning
 from deir.fast.blas import product
 from deir.fast.contrast_program import prepare_pairs, write_contrast
+from deir.fast.discriminator_update import train_discriminator
+from deir.fast.distillation_program import prepare_distillation, write_distillation
 from deir.fast.flat_adam import FlatAdam
-from deir.fast.model_program import Figures, gathered, head_of_parts, inverse_loss, squared_errors, steps
+from deir.fast.model_program import (
+    Figures,
+    forward_loss,
+    gathered,
+    head_of_parts,
+    inverse_loss,
+    squared_errors,
+    steps,
+)
 from deir.fast.network_program import Matrix
 from deir.fast.program import Program
 from deir.fast.threads import in_parallel
-from deir.fast.updates import PARTS, Given, kinds_of, plan, run_steps, train_discriminator, trains_whole
+from deir.fast.updates import PARTS, Given, kinds_of, plan, run_steps, trains_whole
 
-PARTS_OF_LOSSES = ("transitions", "observe", "advance")  # methods that the losses below call
 Update = Callable[[Any, FlatAdam, Sequence[Batch]], dict[str, Array]]
 
 
 def update_of(reward: IntrinsicReward, table: ObservationTable, optimizer: Any) -> Update | None:
     """What trains this model as a program, if anything does."""
-    found = UPDATES.get(type(reward).loss)
-    if found is None or not isinstance(reward, TrajectoryModel) or not isinstance(optimizer, FlatAdam):
+    update, rnd = UPDATES.get(type(reward).loss), getattr(reward, "rnd", None)
+    if update is None or not isinstance(optimizer, FlatAdam) or not _as_written(reward):
         return None
-    if any(getattr(type(reward), part) is not getattr(TrajectoryModel, part) for part in PARTS_OF_LOSSES):
-        return None  # someone's own
-    if isinstance(reward, Deir):
-        fits = reward.gru is not None
-    else:
-        rnd = getattr(reward, "rnd", None)
-        fits = isinstance(reward.actions, DiscreteActions) and (rnd is None or rnd.encoder is None)
-    if isinstance(reward, Disagreement) and reward.inverse_model is None:  # nothing is encoded
-        able = layers.trains_by_batch(reward) and product(optimizer.values.dtype) is not None
-    else:
-        able = trains_whole(reward, reward.encoder, table, optimizer)
-    return found if fits and able else None
+    if rnd is not None and (type(rnd) is not RandomDistillation or rnd.encoder is not None):
+        return None  # an encoder of its own would need a second plan
+    if isinstance(reward, TrajectoryModel):
+        if not isinstance(reward, (Deir, Etd)) and not isinstance(reward.actions, DiscreteActions):
+            return None
+        if not isinstance(reward, Disagreement) or reward.inverse_model is not None:
+            return update if trains_whole(reward, reward.encoder, table, optimizer) else None
+    able = layers.trains_by_batch(reward) and product(optimizer.values.dtype) is not None  # nothing is encoded
+    return update if able else None
+
+
+def _as_written(reward: IntrinsicReward) -> bool:
+    """Whether the methods that its loss calls are ours, and not those of a class derived from it."""
+    if not isinstance(reward, TrajectoryModel):
+        return True
+    parts = ("transitions", "observe", "advance")
+    return all(getattr(type(reward), part) is getattr(TrajectoryModel, part) for part in parts)
 
 
 def _train(
-    reward: TrajectoryModel, optimizer: FlatAdam, batches: Sequence[Batch], program: Program, figures: int,
+    reward: IntrinsicReward, optimizer: FlatAdam, batches: Sequence[Batch], program: Program, figures: int,
     prepare: Callable[[Batch, Given], None],
 ) -> Array:  # fmt: skip
     """Every step; gives its figures [M, figures]."""
@@ -85,60 +101,44 @@ def _prepare_steps(reward: TrajectoryModel, batch: Batch, kinds: Any, given: Giv
         given.tensor("hidden", batch.hidden)
 
 
-def train_inverse_model(
-    reward: Icm | Ride | Ngu | E3b, optimizer: FlatAdam, batches: Sequence[Batch]
-) -> dict[str, Array]:
-    """The inverse model alone, with a forward model beside it, or with random distillation."""
+def train_steps(reward: Any, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
+    """An inverse model, a forward model, or both; random distillation may learn beside them."""
     dtype = optimizer.values.dtype
     program, kinds = Program(dtype), kinds_of(reward.encoder, batches[0].observations.table, dtype)
-    figures, rows = Figures(program, 3), program.given("transitions")
-    weight = reward.forward_weight if isinstance(reward, (Icm, Ride)) else 0.0
+    figures, rows = Figures(program, 4), program.given("transitions")
+    inverse, forward, rnd = (getattr(reward, name, None) for name in ("inverse_model", "forward_model", "rnd"))
+    weight = 0.0 if forward is None else getattr(reward, "forward_weight", 1.0)
     sides = steps(program, reward, rows)
-    inverse_loss(program, reward.inverse_model.head, sides, 1 - weight, figures)
-    rnd = reward.rnd if isinstance(reward, Ngu) else None
-    if isinstance(reward, (Icm, Ride)):
-        taken = Matrix(program.given("taken"), rows, reward.actions.width)
-        guesses, back = head_of_parts(program, reward.forward_model.head, [sides.now, taken])
-        by = squared_errors(program, guesses, sides.then, figures, 0.5, weight, by_targets=sides.by_then)
-        back(by, [sides.by_now, None])
-    elif rnd is not None:
-        _write_distillation(program, rnd, figures)
+    if inverse is not None:
+        inverse_loss(program, inverse.head, sides, 1 - weight, figures.next(2))
+    if forward is not None:
+        forward_loss(program, forward.head, sides, reward.actions.width, weight, figures.next(1))
     sides.back()
+    if rnd is not None:
+        write_distillation(program, rnd, figures.next(1))
 
     def prepare(batch: Batch, given: Given) -> None:
         _prepare_steps(reward, batch, kinds, given)
         given.tensor("taken", reward.actions.vector(batch.actions).to(dtype))
         if rnd is not None:
-            _prepare_distillation(batch, given)
+            prepare_distillation(batch, given)
 
-    totals = _train(reward, optimizer, batches, program, 3, prepare).T
-    found = {"inverse_loss": totals[0], "inverse_accuracy": totals[1]}
-    if isinstance(reward, (Icm, Ride)):
-        return {"model_loss": (1 - weight) * totals[0] + weight * totals[2], **found, "forward_loss": totals[2]}
-    return {"model_loss": totals[0] + totals[2], **found, **({} if rnd is None else {"rnd_loss": totals[2]})}
-
-
-def _write_distillation(program: Program, rnd: RandomDistillation, figures: Figures) -> None:
-    """`RandomDistillation.loss` on the policy's embeddings: each distinct one once, by how often it occurs."""
-    predictor, first = rnd.predictor, rnd.predictor[0]
-    count, rows, share = program.given("seen"), program.given("seen rows"), program.given("seen share")
-    table = Matrix(program.given("embeddings"), program.given("table"), first.in_features)  # type: ignore[arg-type]
-    inputs, _ = gathered(program, table, rows, count)
-    batch = layers.Rows(count, program.given("transitions"), share=share)
-    guesses, back = head_of_parts(program, predictor, [inputs], batch)
-    targets = Matrix(program.given("targets"), table.rows, guesses.width)
-    by = squared_errors(program, guesses, targets, figures, 1 / guesses.width, rows=rows, share=share)
-    back(by, [None])
+    totals = list(_train(reward, optimizer, batches, program, figures.count, prepare).T)
+    found: dict[str, Array] = {}
+    found |= {"inverse_loss": totals.pop(0), "inverse_accuracy": totals.pop(0)} if inverse is not None else {}
+    found |= {"forward_loss": totals.pop(0)} if forward is not None else {}
+    found |= {"rnd_loss": totals.pop(0)} if rnd is not None else {}
+    parts = {"inverse_loss": 1 - weight, "forward_loss": weight, "rnd_loss": 1.0}
+    loss: Any = sum(share * found[name] for name, share in parts.items() if name in found)
+    return {"model_loss": loss, **found}
 
 
-def _prepare_distillation(batch: Batch, given: Given) -> None:
-    assert batch.embeddings is not None and batch.targets is not None and batch.next_ids is not None
-    rows, shares, _ = planning.occurring_rows(batch.next_ids.numpy(), len(batch.targets))
-    given.at("seen rows", rows)
-    given.at("seen share", shares)
-    given.numbers |= {"seen": len(rows), "table": len(batch.targets)}
-    given.tensor("embeddings", batch.embeddings)
-    given.tensor("targets", batch.targets)
+def train_distillation(reward: Rnd, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
+    """`RandomDistillation.loss` alone."""
+    program = Program(optimizer.values.dtype)
+    write_distillation(program, reward.rnd, Figures(program, 1).next(1))
+    totals = _train(reward, optimizer, batches, program, 1, prepare_distillation).T
+    return {"model_loss": totals[0], "rnd_loss": totals[0]}
 
 
 def train_ensemble(reward: Disagreement, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
@@ -153,14 +153,15 @@ def train_ensemble(reward: Disagreement, optimizer: FlatAdam, batches: Sequence[
         kinds = kinds_of(reward.encoder, batches[0].observations.table, dtype)
         sides = steps(program, reward, rows)
         now, then = sides.now, sides.then
-        inverse_loss(program, inverse.head, sides, 1.0, figures)
+        inverse_loss(program, inverse.head, sides, 1.0, figures.next(2))
         sides.back()
     for k, model in enumerate(models):
         count, share = program.given(f"count {k} drawn"), program.given(f"share {k} drawn")
         parts = (now, program.given(f"now {k}")), (taken, program.given(f"action {k}"))
         read = [gathered(program, table, places, count)[0] for table, places in parts]
         guesses, back = head_of_parts(program, model.head, read, layers.Rows(count, rows, share=share))
-        by = squared_errors(program, guesses, then, figures, 0.5, rows=program.given(f"then {k}"), share=share)
+        places = program.given(f"then {k}")
+        by = squared_errors(program, guesses, then, figures.next(1), 0.5, rows=places, share=share)
         back(by, [None, None])
 
     def prepare(batch: Batch, given: Given) -> None:
@@ -220,10 +221,14 @@ def train_contrast(reward: Etd, optimizer: FlatAdam, batches: Sequence[Batch]) -
 
 UPDATES: dict[Any, Update] = {
     Deir.loss: train_discriminator,
-    Icm.loss: train_inverse_model,
-    Ride.loss: train_inverse_model,
-    Ngu.loss: train_inverse_model,
-    E3b.loss: train_inverse_model,
+    DeirRnd.loss: train_discriminator,
+    DeirInverse.loss: train_steps,
+    DeirForward.loss: train_steps,
+    Icm.loss: train_steps,
+    Ride.loss: train_steps,
+    Ngu.loss: train_steps,
+    E3b.loss: train_steps,
+    Rnd.loss: train_distillation,
     Disagreement.loss: train_ensemble,
     Etd.loss: train_contrast,
 }
