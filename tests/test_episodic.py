@@ -165,3 +165,13 @@ def test_equal_rows_are_exactly_at_distance_zero(compute, dtype):
     found = compute(kinds[names[1:]], kinds[names[:-1]], first, last, 4)
     equal = torch.stack([(names[: t + 1] == names[t + 1]).sum(0) for t in range(80)]).clamp(max=4)  # [T, N]
     assert torch.equal((found == 0).sum(-1), equal) and (equal > 0).any() and (equal < 4).any()
+
+
+def test_the_nearest_are_in_order_where_products_cannot_tell_them_apart():
+    generator = torch.Generator().manual_seed(6)
+    row = 100 + torch.randn(64, generator=generator, dtype=torch.float64)
+    far = 1 + 1e-9 * torch.randperm(12, generator=generator).double()
+    keys = (far[:, None] * row)[:, None]  # [S, 1, F]; |q|² + |k|² - 2qk of all these is rounding
+    found = nearest_keys(row[None, None], keys, torch.zeros(1, 1, dtype=torch.int64), torch.tensor([11]), 12)
+    expected = (keys[:, 0] - row).square().sum(1).sort().values
+    torch.testing.assert_close(found[0, 0], expected, rtol=1e-9, atol=0)

@@ -17,8 +17,8 @@ from deir.algorithm.rewards import METHODS
 from deir.algorithm.types import Shared
 from deir.config import NetworkConfig, PPOConfig
 from deir.errors import UserError
+from deir.fast import discriminator_update, updates
 from deir.fast import ops as fast_ops
-from deir.fast import updates
 from deir.fast.ops import FastOps
 from deir.runs import training
 from deir.runs.presets import BEYOND_THE_PAPER
@@ -223,7 +223,8 @@ def test_whole_grids_share_their_patches_too(monkeypatch):
     monkeypatch.setattr(fast_ops, "embed_patches", lambda *given: (embedded.append(1), patched(*given))[1])
     monkeypatch.setattr(fast_ops, "embed_whole", lambda *given: (views.append(1), whole(*given))[1])
     plan = updates.plan
-    monkeypatch.setattr(updates, "plan", lambda *given: (embedded.append(2), plan(*given))[1])
+    for module in (updates, discriminator_update):
+        monkeypatch.setattr(module, "plan", lambda *given: (embedded.append(2), plan(*given))[1])
     trainer = make_trainer(configure(small(env={**TASKS["whole"], "id": "FourRooms"})))
     trainer.iterate()
     trainer.close()

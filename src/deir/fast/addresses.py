@@ -99,6 +99,12 @@ def matrix(address: int, rows: int, columns: int, like: float) -> Array:
 
 
 @compiled_part
+def part(size: int, job: int, jobs: int) -> tuple[int, int]:
+    """Where a job's part of `size` rows or columns begins and ends."""
+    return size * job // jobs, size * (job + 1) // jobs
+
+
+@compiled_part
 def await_count(counters: Array, place: int, count: int, rest: int) -> None:
     """Waits for other threads of the team. `rest`: the address of what offers the core to others"""
     looks = 0

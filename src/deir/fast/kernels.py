@@ -171,6 +171,16 @@ def scatter_sum(values: Array, rows: Array, out: Array, joins: bool, lo: int, hi
 
 
 @compiled_part
+def gather(table: Array, rows: Array, out: Array, flipped: Array, lo: int, hi: int) -> None:
+    """out[i] = table[rows[i]], of the rows lo … hi; also by columns. out: [I, C], flipped: [C, I], may be empty"""
+    for i in range(lo, hi):
+        out[i] = table[rows[i]]
+    for c in range(len(flipped)):
+        for i in range(lo, hi):
+            flipped[c, i] = table[rows[i], c]
+
+
+@compiled_part
 def column_sums(x: Array, out: Array, joins: bool, lo: int, hi: int) -> None:
     """[B, C] -> [C], joined if `joins`"""
     if not joins:
@@ -180,6 +190,18 @@ def column_sums(x: Array, out: Array, joins: bool, lo: int, hi: int) -> None:
         row = x[b, lo:hi]
         for c in range(hi - lo):
             total[c] += row[c]
+
+
+@compiled_part
+def sum_of_squares(x: Array) -> float:
+    """In double precision, in eight sums: each waits for itself alone."""
+    sums, whole = np.zeros(8), len(x) // 8 * 8
+    for i in range(0, whole, 8):
+        for lane in range(8):
+            sums[lane] += np.float64(x[i + lane]) * np.float64(x[i + lane])
+    for i in range(whole, len(x)):
+        sums[0] += np.float64(x[i]) * np.float64(x[i])
+    return float(sums.sum())
 
 
 @compiled_part

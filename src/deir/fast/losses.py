@@ -82,3 +82,61 @@ def discrimination(
             figures[1] += (np.log1p(np.exp(-abs(fake))) + max(fake, 0.0)) / fakes
             figures[3] += (fake < 0) / fakes
             by_logits[count + b] = 0.5 / (1 + np.exp(-fake)) / fakes
+
+
+@compiled_part
+def categories(
+    logits: Array,  # [B, A]
+    choices: Array,  # [B] int64
+    weight: float,  # of this loss beside others
+    by_logits: Array,  # [B, A]
+    figures: Array,  # [2] mean of -log p(choice), and how many are the likeliest, this job's part
+    lo: int,
+    hi: int,
+) -> None:
+    """`DiscreteActions.inverse_loss`, of the rows lo … hi."""
+    count, kinds = logits.shape
+    parts = np.empty(kinds)
+    figures[:] = 0
+    for b in range(lo, hi):
+        likeliest, total = logits[b].argmax(), 0.0
+        largest = np.float64(logits[b, likeliest])
+        for a in range(kinds):
+            parts[a] = np.exp(logits[b, a] - largest)
+            total += parts[a]
+        figures[0] += (np.log(total) + largest - logits[b, choices[b]]) / count
+        figures[1] += (likeliest == choices[b]) / count
+        for a in range(kinds):
+            by_logits[b, a] = weight * (parts[a] / total - (1.0 if a == choices[b] else 0.0)) / count
+
+
+@compiled_part
+def squared_errors(
+    guesses: Array,  # [P, C]
+    targets: Array,  # [M, C]
+    rows: Array,  # [P] of the targets; empty: row p
+    share: Array,  # [P] of the batch; empty: each is one of it
+    factor: float,
+    weight: float,  # of this loss beside others
+    by_guesses: Array,  # [P, C]
+    by_targets: Array,  # [P, C], joined; empty: not wanted
+    figures: Array,  # [1] Σ_p share_p factor |guess_p - target_p|², this job's part
+    lo: int,
+    hi: int,
+) -> None:
+    """The mean over a batch of factor |guess - target|², of the rows lo … hi."""
+    count, number = len(guesses), guesses.dtype.type
+    figures[:] = 0
+    for p in range(lo, hi):
+        guess, target, by = guesses[p], targets[rows[p] if len(rows) else p], by_guesses[p]
+        part = factor * (share[p] if len(share) else 1 / count)
+        scale, total = number(2 * part * weight), number(0)
+        for c in range(guesses.shape[1]):
+            error = guess[c] - target[c]
+            total += error * error
+            by[c] = scale * error
+        figures[0] += part * total
+        if len(by_targets):
+            away = by_targets[p]
+            for c in range(guesses.shape[1]):
+                away[c] -= by[c]

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from deir.compiled import Array, compiled, compiled_part
-from deir.fast import kernels, losses, norm_kernels
-from deir.fast.addresses import add, await_count, look, matrix, multiply_at, vector
+from deir.fast import kernels, losses, model_machine, norm_kernels
+from deir.fast.addresses import add, await_count, look, matrix, multiply_at, part, vector
 
 OPERANDS = 16
 (
@@ -23,12 +23,6 @@ OPERANDS = 16
     NOT_BY_POSITION, PLACED, PLACED_GRADIENT, SCATTER, COLUMN_SUMS, PPO, DISCRIMINATION, SQUARES, ADAM, SCALE_COLUMNS,
     UNSCALE_COLUMNS,
 ) = range(25)  # fmt: skip
-
-
-@compiled_part
-def part(size: int, job: int, jobs: int) -> tuple[int, int]:
-    """Where a job's part of `size` rows or columns begins and ends."""
-    return size * job // jobs, size * (job + 1) // jobs
 
 
 @compiled_part
@@ -173,18 +167,15 @@ def _ends(code: int, x: Array, f: Array, job: int, jobs: int, like: float) -> bo
             vector(x[5], x[1], like), vector(x[6], x[1], like), vector(x[7], x[1], like), vector(x[8], x[1], like),
             f, matrix(x[9], x[1], x[2], like), vector(x[10], x[1], like), matrix(x[11], jobs, 6, real)[job], lo, hi,
         )  # fmt: skip
-    elif code == DISCRIMINATION:  # logits, B, differs, how many, by logits, figures
+    elif code == DISCRIMINATION:  # logits, B, differs, how many, by logits, figures, of which a job has
         lo, hi = part(x[1], job, jobs)
         losses.discrimination(
             vector(x[0], 2 * x[1], like), vector(x[2], x[1], np.uint8(0)), x[3], vector(x[4], 2 * x[1], like),
-            matrix(x[5], jobs, 4, real)[job], lo, hi,
+            vector(x[5] + 8 * job * x[6], 4, real), lo, hi,
         )  # fmt: skip
     elif code == SQUARES:  # gradients, size, partial sums
         lo, hi = part(x[1], job, jobs)
-        grads, total = vector(x[0], x[1], like), 0.0
-        for i in range(lo, hi):
-            total += np.float64(grads[i]) * np.float64(grads[i])
-        vector(x[2], jobs, real)[job] = total
+        vector(x[2], jobs, real)[job] = kernels.sum_of_squares(vector(x[0], x[1], like)[lo:hi])
     elif code == ADAM:  # values, gradients, first and second moments, size, partial sums, step
         lo, hi = part(x[4], job, jobs)
         return kernels.clipped_adam(
@@ -220,6 +211,8 @@ def _job(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, gemm:
         _network(code, x, f, job, jobs, units, gemm)
     elif code <= SCATTER:
         _maps(code, x, job, jobs, units[0], gemm)
+    elif code > UNSCALE_COLUMNS:
+        model_machine.models(code, x, f, job, jobs, units[0])
     else:
         return _ends(code, x, f, job, jobs, units[0])
     return True
@@ -244,11 +237,8 @@ def run(
     for batch in range(len(table)):
         registers = table[batch]
         for stage in range(len(stages) - 1):
-            begin, count, at = (
-                stages[stage, 0],
-                stages[stage + 1, 0] - stages[stage, 0],
-                batch * size + stages[stage, 1],
-            )
+            begin, at = stages[stage, 0], batch * size + stages[stage, 1]
+            count = stages[stage + 1, 0] - begin
             if look(counters, at) == count:
                 continue
             first = (count * me + 1) // 2

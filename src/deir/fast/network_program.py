@@ -121,8 +121,17 @@ def by_input(program: Program, weight: Tensor, grad: Matrix, into: Operand | Non
     return Matrix(out, grad.rows, inputs)
 
 
-def run_head(program: Program, head: Head, x: Matrix) -> tuple[Matrix, Callable[[Operand, Operand | None], Matrix]]:
-    """[B, F] -> [B, outputs]. Its gradient by x may be joined to another."""
+def normalised_layer(
+    program: Program, norm: nn.Module, x: Matrix, bias: Tensor, batch: Rows | None
+) -> tuple[Matrix, Back]:
+    """Of rows that stand for themselves, or of distinct rows that have a share in a batch."""
+    return normalised_rows(program, norm, x, bias) if batch is None else normalised(program, norm, x, batch, bias)
+
+
+def run_head(
+    program: Program, head: Head, x: Matrix, batch: Rows | None = None
+) -> tuple[Matrix, Callable[[Operand, Operand | None], Matrix]]:
+    """[B, F] -> [B, outputs], or of the distinct rows of a batch. Its gradient by x may be joined to another."""
     *hidden, last = head
     steps: list[tuple[nn.Linear, Matrix, Back]] = []
     for layer, norm in zip(hidden[::3], hidden[1::3], strict=True):
@@ -131,7 +140,7 @@ def run_head(program: Program, head: Head, x: Matrix) -> tuple[Matrix, Callable[
         products = program.buffer(x.rows, outputs)
         program.product(products, x.at, program.at(layer.weight), (x.rows, outputs, x.width), "b")
         below = x
-        x, back_of_norm = normalised_rows(program, norm, Matrix(products, x.rows, outputs), layer.bias)
+        x, back_of_norm = normalised_layer(program, norm, Matrix(products, x.rows, outputs), layer.bias, batch)
         steps.append((layer, below, back_of_norm))
     assert isinstance(last, nn.Linear)
     out, back_of_last = linear(program, last, x)
@@ -171,15 +180,21 @@ def gru_step(
     return Matrix(out, count, width), back
 
 
+def _norms(network: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
+    """The batch normalisations that are not fixed, as those of a random target are."""
+    found = [m for m in network.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    return [norm for norm in found if not norm.affine or norm.weight.requires_grad]
+
+
 def trains_by_batch(network: nn.Module) -> bool:
     """Whether every normalisation is batch normalisation that trains, as programs have it."""
-    norms = [m for m in network.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    norms = _norms(network)
     others = any(isinstance(m, (nn.LayerNorm, nn.Identity)) for m in network.modules())
     tracked = all(n.training and n.affine and n.track_running_stats and n.momentum is not None for n in norms)
     return bool(norms) and tracked and not others
 
 
 def count_batches(network: nn.Module, batches: int) -> None:
-    for module in network.modules():
-        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and module.num_batches_tracked is not None:
-            module.num_batches_tracked += batches
+    for norm in _norms(network):
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked += batches

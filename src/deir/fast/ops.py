@@ -16,10 +16,9 @@ from deir.algorithm.networks import Encoder, GridEncoder, PartsEncoder, VectorEn
 from deir.algorithm.ops import Acting, Optimizer, PlainOps
 from deir.algorithm.policy import Policy
 from deir.algorithm.rewards.base import IntrinsicReward
-from deir.algorithm.rewards.deir import Deir
 from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, Rows, Shared
 from deir.config import PPOConfig, Precision
-from deir.fast import gru, patches, planning, quasimetric, tiles, updates
+from deir.fast import gru, model_updates, patches, planning, quasimetric, tiles, updates
 from deir.fast.acting import ActingOnAnything, ActingOnRepeats
 from deir.fast.allocator import collecting_later
 from deir.fast.arrays import arrays_of
@@ -150,10 +149,10 @@ class FastOps(PlainOps):
 
     def train_model(self, reward: IntrinsicReward, optimizer: Optimizer, batches: Iterable[Batch]) -> Metrics:
         whole = list(batches)
-        table = whole[0].observations.table
-        if updates.trains_model(reward, table, optimizer):
-            assert isinstance(reward, Deir) and isinstance(optimizer, FlatAdam)
-            return updates.means(updates.train_discriminator(reward, optimizer, whole))
+        update = model_updates.update_of(reward, whole[0].observations.table, optimizer)
+        if update is not None:
+            assert isinstance(optimizer, FlatAdam)
+            return updates.means(update(reward, optimizer, whole))
         return super().train_model(reward, optimizer, whole)
 
     def undisturbed(self) -> AbstractContextManager[None]:

@@ -61,10 +61,11 @@ class Program:
         return self.names[name]
 
     def plus(self, base: Operand, register: Register, factor: int) -> Register:
-        """base + register * factor: a number, or where a part of a buffer begins that no other one reaches into"""
+        """base + register * factor: a number, or where a part of some memory begins that no other part reaches into"""
         result = self._register()
-        if isinstance(base, Register):
-            self.views[result] = base
+        whole = base if isinstance(base, Register) else register if factor == 1 else None
+        if whole is not None:
+            self.views[result] = self.views.get(whole, whole)
 
         def fill(table: Array) -> None:
             begin = table[:, base] if isinstance(base, Register) else base

@@ -15,6 +15,7 @@ import numpy as np
 
 from deir.compiled import Array
 from deir.fast import machine as m
+from deir.fast import model_machine as models
 
 ROWS, COLUMNS, PLACES = "rows", "columns", "places"
 LINE = 16  # counters that two threads must not both write to: see program.LINE
@@ -55,7 +56,15 @@ DIVISIONS = {
     m.DISCRIMINATION: Division(ROWS, 1, (), (5,), (0, 2), (4,)),
     m.SCALE_COLUMNS: Division(ROWS, 1, (), (4,), (0, 3)),
     m.UNSCALE_COLUMNS: Division(COLUMNS, 2, (0,), (5, 6), (3, 4)),
-}  # SQUARES and ADAM touch every parameter: they have stages of their own
+    models.GATHER: Division(ROWS, 4, (), (5,), (0, 3), (6,)),
+    models.CATEGORIES: Division(ROWS, 1, (0,), (4, 5), (3,)),
+    models.SQUARED_ERRORS: Division(ROWS, 1, (0,), (7, 8, 9), (3, 5, 6)),
+    models.DISTANCES: Division(ROWS, 0, (2,), (5, 6, 7), (4,)),
+    models.CONTRAST_ROWS: Division(ROWS, 0, (11, 12), (7, 8, 10), (2, 3, 4, 5, 13, 14)),
+    models.CONTRAST_COLUMNS: Division(COLUMNS, 1, (7,), (9, 10), (2, 3, 4, 5)),
+    models.CONTRAST_GRADIENT: Division(ROWS, 0, (7, 11), (12, 13), (2, 3, 4, 5, 8, 9)),
+    models.DISTANCES_GRADIENT: Division(ROWS, 0, (), (), (2, 4, 5, 6, 7), (8, 9)),
+}  # SQUARES and ADAM touch every parameter: they have stages of their own, as any other that is not named here
 
 
 class Operation(NamedTuple):

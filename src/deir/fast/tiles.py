@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deir.compiled import Array, compiled_sums
+from deir.compiled import Array, compiled, compiled_sums
 from deir.fast.arrays import arrays_of
 from deir.fast.threads import in_parallel, share_out
 
@@ -87,23 +87,53 @@ def nearest_keys(
     Matrix products find the nearest, differences measure them: |q|² + |k|² - 2qk of equal rows is not 0 but rounding.
     """
     steps, envs = queries.shape[:2]
-    nearest = torch.full((steps, envs, k), torch.inf, dtype=torch.float64, device=queries.device)
+    nearest = torch.full((envs, steps, k), torch.inf, dtype=torch.float64)
+    begins, ends = arrays_of(first.T, last)
 
     def search(n: int) -> None:
         by_step, rows = _as_queries(queries[:, n]), _as_keys(keys[:, n])  # [T, F+2], [S, F+2]
-        near, found = nearest[:, n], torch.zeros(steps, k, dtype=torch.int64, device=queries.device)  # [T, k] key rows
-        for part in _tiles(first[:, n], last, chunk, tile):
-            distances = part.without_outside(by_step[part.queries] @ rows[part.keys].T)  # [chunk, tile] squared
-            those = torch.arange(part.keys.start, part.keys.stop, device=queries.device).expand_as(distances)
-            chosen = torch.cat([near[part.queries], distances], -1).topk(k, largest=False)
-            near[part.queries] = chosen.values
-            found[part.queries] = torch.cat([found[part.queries], those], -1).gather(-1, chosen.indices)
-        for some in torch.arange(steps, device=queries.device).split(chunk):
-            exact = (by_step[some, None, :-2] / -2 - rows[found[some], :-2]).square().sum(-1)  # [chunk, k]
-            near[some] = torch.where(near[some].isinf(), torch.inf, exact).sort(-1).values
+        near, found, lows, highs = nearest[n].numpy(), np.zeros((steps, k), np.int64), begins[n], ends + 1
+        for at in range(0, steps, chunk):
+            some = slice(at, at + chunk)
+            for left in range(int(lows[some].min()), int(highs[some].max()), tile):
+                distances = by_step[some] @ rows[left : left + tile].T  # [chunk, tile] squared
+                _select(distances.numpy(), left, lows[some], highs[some], near[some], found[some])
+        _measure(*arrays_of(queries[:, n].double(), keys[:, n].double()), found, near)
 
     in_parallel(search, range(envs))
-    return nearest
+    return nearest.transpose(0, 1)
+
+
+@compiled
+def _select(distances: Array, left: int, lows: Array, highs: Array, near: Array, found: Array) -> None:
+    """Keeps the smallest of each query's row that belong to the keys lows … highs, ascending, and which keys they are.
+
+    distances: [q, s] to the keys that begin with `left`; near, found: [q, k]
+    """
+    k = near.shape[1]
+    for q in range(len(distances)):
+        for s in range(max(lows[q] - left, 0), min(highs[q] - left, distances.shape[1])):
+            distance, place = distances[q, s], k
+            while place > 0 and distance < near[q, place - 1]:
+                if place < k:
+                    near[q, place], found[q, place] = near[q, place - 1], found[q, place - 1]
+                place -= 1
+            if place < k:
+                near[q, place], found[q, place] = distance, left + s
+
+
+@compiled
+def _measure(queries: Array, keys: Array, found: Array, near: Array) -> None:
+    """Squared distances of what was found, ascending. queries: [T, F], keys: [S, F], found, near: [T, k]"""
+    for t in range(len(near)):
+        for place in range(near.shape[1]):
+            if near[t, place] < np.inf:
+                total = 0.0
+                for f in range(queries.shape[1]):
+                    change = queries[t, f] - keys[found[t, place], f]
+                    total += change * change
+                near[t, place] = total
+        near[t].sort()
 
 
 class _Tile(NamedTuple):

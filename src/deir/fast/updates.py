@@ -1,4 +1,4 @@
-"""Whole updates as programs: every gradient step of PPO, or of DEIR's discriminator, in one call.
+"""Whole updates as programs: every gradient step of an update in one call. What all have in common, and PPO's.
 
 `machine.run` works through them without Python's lock and with every thread that is free. What is left to Python is to
 say which observations and patches each mini-batch holds.
@@ -19,9 +19,7 @@ from deir.algorithm.actions import DiscreteActions
 from deir.algorithm.networks import Encoder, GridEncoder, VectorEncoder
 from deir.algorithm.optimizer import diverged
 from deir.algorithm.policy import Policy
-from deir.algorithm.rewards.base import IntrinsicReward
-from deir.algorithm.rewards.deir import Deir
-from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, Rows
+from deir.algorithm.types import Metrics, ObservationTable, PolicyBatch, Rows
 from deir.compiled import Array
 from deir.config import PPOConfig
 from deir.fast import machine, planning
@@ -31,7 +29,7 @@ from deir.fast.encoder_program import embed
 from deir.fast.flat_adam import FlatAdam
 from deir.fast.network_program import Matrix
 from deir.fast.patches import PatchTable
-from deir.fast.program import Operand, Program
+from deir.fast.program import Program
 from deir.fast.threads import in_parallel
 from deir.fast.vector_encoder import runs_on_vectors
 
@@ -72,14 +70,11 @@ def trains_policy(policy: Policy, table: ObservationTable, optimizer: Any) -> bo
     return plain and trains_whole(policy, policy.encoder, table, optimizer)
 
 
-def trains_model(reward: IntrinsicReward, table: ObservationTable, optimizer: Any) -> bool:
-    if not (isinstance(reward, Deir) and type(reward).loss is Deir.loss and reward.gru is not None):
-        return False
-    return trains_whole(reward, reward.encoder, table, optimizer)
+def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> Array:
+    """Integer work: which observations and patches a batch of rows [B] holds, and how often.
 
-
-def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> None:
-    """Integer work: which observations and patches a batch of rows [B] holds, and how often."""
+    Gives which of the distinct observations each row is. [B]
+    """
     table, names = rows.table, rows.ids.numpy()
     assert isinstance(table, PatchTable)
     given.numbers["batch"] = len(names)
@@ -89,7 +84,7 @@ def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> No
         given.at("observation share", weights)
         given.at("rows", table.distinct.numpy()[observations])
         given.numbers["observations"] = len(observations)
-        return
+        return inverse
     count, cells, levels = len(kinds), table.cells_of_observation, table.levels
     made = planning.batch_plan(names, cells, count, *map(tuple, levels), *table.placed)
     inverse, weights, cell_shares, *patches, begins, placed, slots = made
@@ -108,6 +103,7 @@ def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> No
     given.at("patches", placed)
     given.at("places", slots)
     given.numbers |= {"observations": len(weights), "slots": len(placed)}
+    return inverse
 
 
 def _step(program: Program, optimizer: FlatAdam) -> None:
@@ -122,7 +118,9 @@ def _step(program: Program, optimizer: FlatAdam) -> None:
     )  # fmt: skip
 
 
-def _run(program: Program, network: nn.Module, optimizer: FlatAdam, given: Sequence[Given], figures: Array) -> Array:
+def run_steps(
+    program: Program, network: nn.Module, optimizer: FlatAdam, given: Sequence[Given], figures: Array
+) -> Array:
     """All steps; gives the figures of each [M, K], of which the first is its loss."""
     _step(program, optimizer)
     optimizer.gradients.zero_()  # a bias before a normalisation gets none
@@ -165,7 +163,7 @@ def train_policy(
     back_of_memory(back_of_gru(by_after.at, by_gates, False, 0).at)
     back_of_encoder(layers.by_input(program, policy.gru.weight_ih, back_of_inputs(by_gates)).at)
 
-    kinds = _kinds(policy.encoder, batches[0].rows.table, dtype)
+    kinds = kinds_of(policy.encoder, batches[0].rows.table, dtype)
 
     def prepare(index: int) -> None:
         batch = batches[index]
@@ -174,11 +172,11 @@ def train_policy(
             given[index].tensor(name, getattr(batch, name))
 
     in_parallel(prepare, range(len(batches)))
-    totals = _run(program, policy, optimizer, given, np.zeros((len(batches), PARTS, 6)))
+    totals = run_steps(program, policy, optimizer, given, np.zeros((len(batches), PARTS, 6)))
     return dict(zip(ppo.METRICS, totals.T[1:], strict=True))
 
 
-def _kinds(encoder: Encoder, table: ObservationTable, dtype: torch.dtype) -> Tensor | None:
+def kinds_of(encoder: Encoder, table: ObservationTable, dtype: torch.dtype) -> Tensor | None:
     assert isinstance(table, PatchTable)
     return table.cells.to(dtype).contiguous() if isinstance(encoder, GridEncoder) else None
 
