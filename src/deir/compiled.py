@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from numba import njit
@@ -11,6 +14,7 @@ from numba.core import event
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+FOLDERS = ("fast", "envs/minigrid")  # of compiled functions
 
 
 def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,9 +38,24 @@ def compiled_part(loop: Callable[..., Any]) -> Callable[..., Any]:
 def _compiled(loop: Callable[..., Any], liberties: frozenset[str], **options: bool) -> Callable[..., Any]:
     settings: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(liberties) or False, **options}
     try:
-        return njit(loop, cache=True, **settings)  # type: ignore[no-any-return]
+        function = njit(loop, cache=True, **settings)
     except RuntimeError:
         return njit(loop, **settings)  # type: ignore[no-any-return]
+    file: Any = getattr(getattr(function, "_cache", None), "_cache_file", None)
+    if hasattr(file, "_source_stamp"):
+        file._source_stamp = sources()
+    return function  # type: ignore[no-any-return]
+
+
+@cache
+def sources() -> bytes:
+    """What all compiled functions were written in. Numba looks at a function's own file alone, not at those that it
+    calls: what it remembers would outlive a change of them."""
+    home, digest = Path(__file__).parent, blake2b()
+    for folder in FOLDERS:
+        for path in sorted((home / folder).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.digest()
 
 
 class _CompilationNotice(event.Listener):  # type: ignore[misc]

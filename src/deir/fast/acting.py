@@ -21,9 +21,11 @@ from deir.fast.gru import act_recurrently, gru_gates
 from deir.fast.naming import free_places, name_rows
 from deir.fast.patches import tabulate
 from deir.fast.planning import occurring_rows
+from deir.fast.threads import share_out
 from deir.fast.vector_encoder import FrozenVectorEncoder
 from deir.fast.views import encode_grids
 
+VIEWS = 8  # of a job
 CAPACITY = 4096  # observations, at first
 ENCODE_CHUNK = 2048  # bounds the memory of feature maps
 Layer = tuple[Tensor, Tensor]  # weight [in, out], bias [out]
@@ -47,7 +49,14 @@ class FrozenGridEncoder:
 
     def __call__(self, views: NDArray[Any]) -> Tensor:
         """[B, H, W, C] -> [B, 3H]"""
-        return torch.from_numpy(encode_grids(self.gemm, views, self.padding, *self.inputs, *self.layers))
+        out = np.empty((len(views), len(self.layers[-1][1])), self.inputs[0].dtype)
+
+        def encode(job: int) -> None:
+            part = slice(VIEWS * job, VIEWS * (job + 1))
+            encode_grids(self.gemm, views[part], self.padding, *self.inputs, *self.layers, out[part])
+
+        share_out(encode, -(-len(views) // VIEWS))
+        return torch.from_numpy(out)
 
 
 class FrozenPolicy:

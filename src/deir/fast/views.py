@@ -29,8 +29,9 @@ def encode_grids(
     convolutions: tuple[Layer, ...],  # of 2x2 cells, [4*in, out]
     linear: Layer,  # [positions*channels, features]
     inputs: Layer,  # of the GRU: [features, 3H]
-) -> Array:
-    """What a GRU takes of each grid. [B, 3H]"""
+    out: Array,  # [B, 3H]
+) -> None:
+    """What a GRU takes of each grid."""
     count, height, width, channels = grids.shape
     height, width = height + 2 * padding, width + 2 * padding
     x = np.zeros((count, height, width, channels), scale.dtype)
@@ -53,7 +54,5 @@ def encode_grids(
         products = layer(gemm, patches.reshape((count * height * width, weight.shape[0])), weight, bias)
         x = products.reshape((count, height, width, channels))
     embedded = layer(gemm, x.reshape((count, height * width * channels)), linear[0], linear[1])
-    out = np.empty((count, len(inputs[1])), scale.dtype)
     out[:] = inputs[1]
     multiply(gemm, embedded, False, inputs[0], False, out, 1.0)
-    return out
