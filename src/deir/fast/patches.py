@@ -125,7 +125,7 @@ def tabulate(observations: Tensor, view: tuple[int, ...] | None = None) -> tuple
     Observations are views of integer cells [B, H, W, 3], or rows of bytes that begin with a view of the shape `view`.
     """
     everything = np.ascontiguousarray(observations.numpy())
-    rows, names = naming.distinct_rows(everything.reshape(len(everything), prod(everything.shape[1:])))
+    rows, names = _sorted(*naming.distinct_rows(everything.reshape(len(everything), prod(everything.shape[1:]))))
     distinct = rows.reshape(-1, *everything.shape[1:])
     grids = distinct if view is None else distinct[:, : prod(view)].reshape(-1, *view)
     padding = grid_padding(grids.shape[1:])
@@ -146,6 +146,14 @@ def tabulate(observations: Tensor, view: tuple[int, ...] | None = None) -> tuple
         view,
     )
     return table, torch.from_numpy(names)
+
+
+def _sorted(rows: NDArray[np.uint8], names: Indices) -> tuple[NDArray[np.uint8], Indices]:
+    """The same with rows [D, K] in their own order, so that it does not matter which occurred first. names: [N]"""
+    order = np.argsort(rows.view(np.dtype((np.void, rows.shape[1])))[:, 0])
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return rows[order], places[names]
 
 
 def _distinct_cells(grids: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -1,13 +1,10 @@
-"""Distances within an episode in tiles that stay in the cache.
+"""Distances within an episode, a few keys at a time that stay in the cache.
 
 They are the longest computation of the reward stage and grow with the square of an episode's length, so each
 environment is a job of its own, over just the rows of its episodes. A job gives the same bits whatever runs beside it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -87,7 +84,7 @@ def nearest_keys(
     Matrix products find the nearest, differences measure them: |q|² + |k|² - 2qk of equal rows is not 0 but rounding.
     """
     steps, envs = queries.shape[:2]
-    nearest = torch.full((envs, steps, k), torch.inf, dtype=torch.float64)
+    nearest = torch.full((envs, steps, k), torch.inf, dtype=torch.float64, device="cpu")
     begins, ends = arrays_of(first.T, last)
 
     def search(n: int) -> None:
@@ -134,36 +131,6 @@ def _measure(queries: Array, keys: Array, found: Array, near: Array) -> None:
                     total += change * change
                 near[t, place] = total
         near[t].sort()
-
-
-class _Tile(NamedTuple):
-    queries: slice
-    keys: slice
-    outside: Tensor | None  # [queries, keys] bool: not of the query's episode, or too late; None if all are inside
-
-    def without_outside(self, distances: Tensor) -> Tensor:
-        return distances if self.outside is None else distances.masked_fill_(self.outside, torch.inf)
-
-
-def _tiles(first: Tensor, last: Tensor, chunk: int, tile: int) -> Iterator[_Tile]:
-    """Queries, `chunk` at a time, each chunk against the keys first … last of any of its queries.   first, last: [t]"""
-    bounds = [
-        torch.stack([f.min(), f.max(), la.min(), la.max()])
-        for f, la in zip(first.split(chunk), last.split(chunk), strict=True)
-        if len(f)
-    ]
-    begin = 0
-    for low, latest_first, earliest_last, high in (
-        torch.stack(bounds).tolist() if bounds else []
-    ):  # one wait for a device
-        queries = slice(begin, begin + chunk)
-        begin += chunk
-        for at in range(low, high + 1, tile):
-            end = min(at + tile, high + 1)
-            inside = at >= latest_first and end - 1 <= earliest_last
-            rows = torch.arange(at, end, device=first.device)
-            outside = None if inside else (rows < first[queries, None]) | (rows > last[queries, None])
-            yield _Tile(queries, slice(at, end), outside)
 
 
 def _as_queries(rows: Tensor) -> Tensor:
