@@ -185,7 +185,13 @@ def _reinforce() -> None:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "deir", initializer=_compute_with, initargs=(1,))
+    return ThreadPoolExecutor(threads, "deir", initializer=_compute_alone)
+
+
+def _compute_alone() -> None:
+    """For each thread of the pool. Products that compiled code calls have a number of threads of their own."""
+    _compute_with(1)
+    limit_threads(1)
 
 
 def _after_fork() -> None:
