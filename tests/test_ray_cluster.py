@@ -12,7 +12,7 @@ from deir.experiments.sweep.jobs import Job
 from deir.experiments.sweep.scheduler import Board, Run, run_all
 from test_sweep import endless, has_checkpoint, iterations, status, writer_of
 
-FRAMES = 256 * 24
+FRAMES = 3 * 256 * 24
 
 
 @pytest.fixture
