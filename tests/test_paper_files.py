@@ -30,6 +30,7 @@ OURS = {
     "methods",
     "noise",
     "noise-normalized",
+    "noisy-tasks",
     "doorkey",
     "larger-task",
     "betas",
