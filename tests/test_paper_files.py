@@ -31,6 +31,8 @@ OURS = {
     "noise",
     "noise-normalized",
     "noisy-tasks",
+    "ablations-keycorridor",
+    "obstructed-full",
     "doorkey",
     "larger-task",
     "betas",
