@@ -17,7 +17,8 @@ from deir.algorithm.rewards import METHODS
 from deir.algorithm.types import Shared
 from deir.config import NetworkConfig, PPOConfig
 from deir.errors import UserError
-from deir.fast import discriminator_update, updates
+from deir.fast import acting as fast_acting
+from deir.fast import discriminator_update, gru, model_updates, program, updates
 from deir.fast import ops as fast_ops
 from deir.fast.ops import FastOps
 from deir.runs import training
@@ -204,16 +205,31 @@ def test_each_fast_verb_is_its_plain_twin(verb, double):
      *(("vectors", name) for name in BEYOND_THE_PAPER), ("whole", "deir"), ("whole", "noveld"), ("whole", "etd")],
 )  # fmt: skip
 def test_two_iterations_give_the_same_figures(task, method, double):
-    found = []
-    for ops in ("plain", "fast"):
-        trainer = make_trainer(configure(small(env=TASKS[task], method=method, ops=ops)))
-        rows = [trainer.iterate() for _ in range(2)]
-        trainer.close()
-        figures = [[row[name] for name in row if not name.startswith("seconds")] for row in rows]
-        found.append(torch.tensor([[float("nan") if x is None else x for x in row] for row in figures]))
-        found.append(torch.cat([p.detach().flatten() for p in trainer.policy.parameters()]))
-    torch.testing.assert_close(found[2], found[0], rtol=1e-5, atol=1e-7, equal_nan=True)
-    torch.testing.assert_close(found[3], found[1], rtol=1e-5, atol=1e-7)
+    assert_same_figures(figures_of(task, method, "fast"), figures_of(task, method, "plain"))
+
+
+def figures_of(task: str, method: str, ops: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What two iterations print, and the policy's parameters after them."""
+    trainer = make_trainer(configure(small(env=TASKS[task], method=method, ops=ops)))
+    rows = [trainer.iterate() for _ in range(2)]
+    trainer.close()
+    printed = [[row[name] for name in row if not name.startswith("seconds")] for row in rows]
+    numbers = torch.tensor([[float("nan") if x is None else x for x in row] for row in printed])
+    return numbers, torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+
+
+def assert_same_figures(found: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize(("task", "method"), [("views", "deir"), ("noise", "deir"), ("vectors", "none")])
+def test_without_products_by_name_the_figures_are_the_same(task, method, double, monkeypatch):
+    """As where PyTorch's library does not offer its matrix products by name."""
+    expected = figures_of(task, method, "plain")
+    for module in (fast_acting, gru, model_updates, fast_ops, updates, program):
+        monkeypatch.setattr(module, "product", lambda dtype: None)
+    assert_same_figures(figures_of(task, method, "fast"), expected)
 
 
 def test_whole_grids_share_their_patches_too(monkeypatch):

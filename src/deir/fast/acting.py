@@ -64,11 +64,13 @@ class FrozenPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy.eval()
-        self.gemm, encoder, cell = product(policy.gru.weight_hh.dtype), policy.encoder, policy.gru
+        gemm, encoder, cell = product(policy.gru.weight_hh.dtype), policy.encoder, policy.gru
+        assert gemm is not None
+        self.gemm = gemm
         self.grids: FrozenGridEncoder | None = None
         self.vectors: FrozenVectorEncoder | None = None
-        if type(encoder) is GridEncoder and is_affine(encoder.input_norm) and self.gemm is not None:
-            self.grids = FrozenGridEncoder(encoder, (cell.weight_ih.T, cell.bias_ih), self.gemm)
+        if type(encoder) is GridEncoder and is_affine(encoder.input_norm):
+            self.grids = FrozenGridEncoder(encoder, (cell.weight_ih.T, cell.bias_ih), gemm)
         elif isinstance(encoder, VectorEncoder) and FrozenVectorEncoder.takes(encoder):
             self.vectors = FrozenVectorEncoder(encoder)
         first, norm, _, last = policy.actor

@@ -194,6 +194,13 @@ def gru_step(cell: nn.GRUCell, gates: Shared, hidden: Tensor) -> Tensor:
 def gru_scan(cell: nn.GRUCell, gates: Shared, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """gates of T*N steps, hidden [N, H], starts [T, N] -> the memory before each step and after it, [T, N, H] each."""
     rows = torch.arange(starts.numel(), device="cpu") if gates.rows is None else gates.rows
-    arrays = arrays_of(gates.values, rows.view(starts.shape), hidden, starts, cell.weight_hh.T, cell.bias_hh)
-    before, after = _scan(product(hidden.dtype), *arrays)
+    rows, gemm = rows.view(starts.shape), product(hidden.dtype)
+    if gemm is None:
+        befores, afters = [], [hidden]
+        for row, start in zip(rows, starts, strict=True):
+            befores.append(afters[-1] * ~start[:, None])
+            afters.append(gru_step(cell, Shared(gates.values, row), befores[-1]))
+        return torch.stack(befores), torch.stack(afters[1:])
+    arrays = arrays_of(gates.values, rows, hidden, starts, cell.weight_hh.T, cell.bias_hh)
+    before, after = _scan(gemm, *arrays)
     return torch.from_numpy(before), torch.from_numpy(after)

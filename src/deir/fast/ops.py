@@ -23,6 +23,7 @@ from deir.fast.acting import ActingOnAnything, ActingOnRepeats
 from deir.fast.allocator import collecting_later
 from deir.fast.arrays import arrays_of
 from deir.fast.batch_norm import Share, run_head, run_head_of_parts
+from deir.fast.blas import product
 from deir.fast.flat_adam import FlatAdam
 from deir.fast.grid_encoder import embed_patches, shares_patches
 from deir.fast.patches import PatchTable
@@ -133,6 +134,8 @@ class FastOps(PlainOps):
         return quasimetric.of_shared(x, y)
 
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
+        if product(policy.gru.weight_hh.dtype) is None:
+            return super().acting(policy, repeats, known)
         return ActingOnRepeats(policy, known) if repeats else ActingOnAnything(policy)
 
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer:
