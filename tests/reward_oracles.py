@@ -261,43 +261,31 @@ class NaiveDeirRnd(NaiveLifelong, NaiveEpisodicDistance):
 
 
 class NaiveDeirVisits(NaiveEpisodicDistance):
-    """Two passes over a rollout: how much each part pays in the mean is known only at its end."""
+    """Two passes over a rollout: what DEIR pays for first visits in the mean is known only at its end."""
 
     def __init__(self, model, envs):
         super().__init__(model, envs)
-        self.visited, self.arrivals, self.means = [[] for _ in range(envs)], Counter(), {}
-
-    def follow(self, name, paid):
-        if paid:
-            new = sum(paid) / len(paid)
-            self.means[name] = new if name not in self.means else 0.9 * self.means[name] + 0.1 * new
-        return self.means.get(name, 0.0)
+        self.visited, self.typical = [[] for _ in range(envs)], None
 
     def rewards(self, rollout):
         novelty = super().rewards(rollout)
         views, next_ids, (steps, envs) = rollout.table.distinct, rollout.next_ids, rollout.shape
         name = [view.numpy().tobytes() for view in views]
         arrived = [name[next_ids[t, n]] for t, n in rollout.valid.nonzero().tolist()]
-        repeating = 1 - len(set(arrived)) / len(arrived)
-        if repeating > 0:
-            self.arrivals.update(arrived)
-        gains = {}  # of the first visits
+        repeating = min(1.0, 2 - 2 * len(set(arrived)) / len(arrived))
+        first = []
         for t in range(steps):
             for n in range(envs):
-                now, then = name[rollout.ids[t, n]], name[next_ids[t, n]]
                 if rollout.starts[t, n]:
                     self.visited[n] = []
-                self.visited[n].append(now)
-                if rollout.valid[t, n] and then not in self.visited[n]:
-                    rarity = [max(self.arrivals[key], 1) ** -0.5 for key in (then, now)]
-                    gains[t, n] = max(rarity[0] - 0.5 * rarity[1], 0.0)
-        unit = self.follow("novelty", [float(novelty[place]) for place in gains])
-        if repeating == 0:
-            return novelty
-        scale = unit / (self.follow("gain", list(gains.values())) or 1.0)
-        for t in range(steps):
-            for n in range(envs):
-                novelty[t, n] = (1 - repeating) * novelty[t, n] + repeating * scale * gains.get((t, n), 0.0)
+                self.visited[n].append(name[rollout.ids[t, n]])
+                if rollout.valid[t, n] and name[next_ids[t, n]] not in self.visited[n]:
+                    first.append((t, n))
+        if first:
+            mean = sum(float(novelty[place]) for place in first) / len(first)
+            self.typical = mean if self.typical is None else 0.9 * self.typical + 0.1 * mean
+        for place in first:
+            novelty[place] += repeating * self.typical
         return novelty
 
 

@@ -123,7 +123,7 @@ def test_a_new_episode_forgets_the_one_before(method):
         for rollout in history:
             _, carry = model.compute(rollout, carry)
         rewards.append(model.compute(second, carry)[0])
-    if method in ("count", "deir+visits"):  # the lifelong count differs, the first visits do not
+    if method in ("count", "deir+visits"):  # what is counted in a lifetime differs, the first visits do not
         rewards = [r > 0 for r in rewards]
     torch.testing.assert_close(*rewards)
 
@@ -169,22 +169,18 @@ def test_where_nothing_repeats_first_visits_leave_deir_as_it_is_and_remember_not
         found, states[0] = model.compute(rollout, states[0])
         expected, states[1] = deir.compute(rollout, states[1])
         assert torch.equal(found, expected) and (found > 0).any()
-    assert len(model.counts) == 0
 
 
-def test_where_views_repeat_a_rare_first_visit_earns_more_than_a_common_one():
-    model = make("deir+visits")
-    state = model.initial_state(2)
-    for rollout in itertools.islice(random_episodes(200, 2, 0.1, seed=2, kinds=12), 2):
-        rewards, state = model.compute(rollout, state)
-    common = rewards[rewards > 0].mean()
-    strange = torch.from_numpy(observation(999))[None]
-    table, names = tabulate(torch.cat([rollout.table.distinct, strange]))
-    ids = names[rollout.ids]
-    ids[100, 0] = names[-1]
-    rare = replace(rollout, table=table, ids=ids, final_ids=names[rollout.final_ids])
-    assert not rollout.dones[99, 0]
-    assert model.compute(rare, state)[0][99, 0] > 2 * common
+@pytest.mark.parametrize(("kinds", "weight"), [(12, 1.0), (600, None)])
+def test_where_views_repeat_a_first_visit_earns_what_deir_pays_for_one_in_the_mean_beside(kinds, weight):
+    model, deir = make("deir+visits"), make("deir")
+    deir.load_state_dict(model.state_dict())
+    rollout = next(random_episodes(200, 2, 0.0, seed=2, kinds=kinds))
+    found, alone = (reward.compute(rollout, reward.initial_state(2))[0] for reward in (model, deir))
+    first = torch.tensor([[rollout.ids[t + 1, n] not in rollout.ids[: t + 1, n] for n in range(2)] for t in range(200)])
+    weight = weight or 2 * (1 - len(rollout.next_ids.unique()) / 400)
+    assert 0 < weight <= 1
+    torch.testing.assert_close(found - alone, torch.where(first, weight * alone[first].mean(), 0.0))
 
 
 def test_e3b_counts_what_points_one_way_and_pays_more_for_what_does_not():

@@ -13,10 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from deir.algorithm.networks import ConvEncoder, GridEncoder, ImpalaEncoder
-from deir.fast import blas
 from deir.fast.pieces import embed_whole
-
-pytestmark = pytest.mark.skipif(not blas.has_bf16(), reason="the CPU has no products of bf16 numbers")
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:

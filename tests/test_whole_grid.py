@@ -15,8 +15,6 @@ from deir.fast.pieces import embed_whole
 from deir.fast.whole_grid import embed_views, runs_whole
 from test_networks import packed_views
 
-needs_bf16 = pytest.mark.skipif(not blas.has_bf16(), reason="the CPU has no products of bf16 numbers")
-
 
 def an_encoder(size: int, norm: str, dtype: torch.dtype = torch.float64, features: int = 64) -> GridEncoder:
     """With every parameter and running statistic away from where it starts."""
@@ -60,7 +58,7 @@ def test_bytes_and_single_precision_too():
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("count", [40, 513])
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_bits_do_not_depend_on_the_number_of_threads(count, norm, precision, monkeypatch):
     encoder, views = an_encoder(7, norm, torch.float32).train(), noisy_views(count, 7, torch.float32)
     found = []
@@ -78,7 +76,7 @@ def as_bf16(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.bfloat16).to(x.dtype)
 
 
-@pytest.mark.parametrize("like", [np.float64, np.float32, pytest.param(np.uint16, marks=needs_bf16)])
+@pytest.mark.parametrize("like", [np.float64, np.float32, np.uint16])
 @pytest.mark.parametrize(("side", "channels", "columns"), [(4, 64, 64), (7, 32, 16), (1, 4, 112)])
 @pytest.mark.parametrize("count", [1, 5])
 def test_convolutions_and_linear_layers_without_patches(side, channels, columns, count, like):
@@ -106,7 +104,6 @@ def test_convolutions_and_linear_layers_without_patches(side, channels, columns,
         torch.testing.assert_close(torch.from_numpy(back).view_as(by_maps), by_maps, **close)
 
 
-@needs_bf16
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize(("size", "count", "features"), [(7, 300, 64), (3, 71, 20)])
 def test_products_of_bf16_are_close_to_the_plain_encoder(size, count, features, norm):
@@ -124,7 +121,6 @@ def test_products_of_bf16_are_close_to_the_plain_encoder(size, count, features, 
         torch.testing.assert_close(a, b, rtol=0.02, atol=0.02, msg=name)
 
 
-@needs_bf16
 def test_policy_and_model_ask_for_products_of_bf16():
     encoder, views = an_encoder(7, "batch", torch.float32).train(), noisy_views(40, 7, torch.float32)
     rounded = FastOps("bf16").embed(copy.deepcopy(encoder), views).values

@@ -6,13 +6,11 @@ import torch
 from deir.algorithm import networks
 from deir.algorithm.networks import ConvEncoder, GridEncoder, ImpalaEncoder
 from deir.algorithm.ops import PlainOps
-from deir.fast import blas, threads, whole_images
+from deir.fast import threads, whole_images
 from deir.fast.image_pass import SHELF, Shelf
 from deir.fast.ops import FastOps
 from deir.fast.pieces import embed_whole
 from deir.fast.whole_images import embed_images, runs_on_images
-
-needs_bf16 = pytest.mark.skipif(not blas.has_bf16(), reason="the CPU has no products of bf16 numbers")
 
 ENCODERS = [
     (ConvEncoder, (64, 64, 3)),
@@ -93,7 +91,7 @@ def test_single_precision_too(cls, shape):
 
 
 @pytest.mark.parametrize(("cls", "shape"), [(ConvEncoder, (45, 50, 1)), (ImpalaEncoder, (16, 16, 3))])
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_bits_do_not_depend_on_the_number_of_threads_or_on_arrays_used_before(cls, shape, precision, monkeypatch):
     encoder, images = an_encoder(cls, shape, "layer", torch.float32), flat_images(150, shape)
     found = []
@@ -109,7 +107,6 @@ def test_the_bits_do_not_depend_on_the_number_of_threads_or_on_arrays_used_befor
         assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
 
 
-@needs_bf16
 @pytest.mark.parametrize(("cls", "shape"), [(ConvEncoder, (64, 64, 3)), (ImpalaEncoder, (64, 64, 3))])
 def test_half_precision_is_within_its_tolerance(cls, shape):
     """Outputs within 3% of the largest, gradients within 10% of their norm and in their direction."""

@@ -289,7 +289,7 @@ class Config:
     ops: Literal["plain", "fast"] | None = None
     """How it is computed: plain PyTorch, or the same mathematics faster on a CPU; fast on a CPU when not given."""
     precision: Precision = "fp32"
-    """Of encoders' products where nothing repeats (noise, layer norm, images); bf16: faster, needs avx512_bf16."""
+    """Of encoders' products where nothing repeats (noise, layer norm, images); bf16: faster with avx512_bf16."""
     loggers: str = "csv,tensorboard"
     """Where figures go beside progress.csv: names of `deir list loggers` or package.module:Class, between commas."""
     maps: bool = False

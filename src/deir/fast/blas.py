@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -37,12 +36,6 @@ def product(dtype: torch.dtype) -> int | None:
     """The address of the matrix product of this type, for `multiply`; None where there is none."""
     function = getattr(_library(), NAMES.get(dtype, ""), None) if dtype in NAMES else None
     return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
-
-
-@cache
-def has_bf16() -> bool:
-    """Whether this CPU multiplies numbers of 16 bits and sums them in 32."""
-    return bool(get_host_cpu_features().get("avx512bf16", False))
 
 
 def limit_threads(threads: int) -> int:

@@ -17,7 +17,8 @@ from numba.extending import overload
 
 from deir.compiled import Array, compiled
 from deir.config import Precision
-from deir.fast.micro_kernels import NARROW_ROWS, OUTER, REGISTER, ROWS, SPREAD, VECTORS, outer, rounded, rows, spread
+from deir.fast.bf16 import rounded
+from deir.fast.micro_kernels import NARROW_ROWS, OUTER, REGISTER, ROWS, SPREAD, VECTORS, outer, rows, spread
 
 WIDEST = VECTORS[0]
 BLOCK = 64  # observations whose rows `join_dense` reads again and again

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deir.compiled import Array, compiled
+from deir.fast.bf16 import rounded
 from deir.fast.convolution import (
     convolve_any,
     convolve_any_back,
@@ -20,7 +21,7 @@ from deir.fast.convolution import (
     multiple,
     turned_words,
 )
-from deir.fast.micro_kernels import OUTER, rounded
+from deir.fast.micro_kernels import OUTER
 
 
 def by_place(kernel: Tensor, block: int = 1) -> Tensor:

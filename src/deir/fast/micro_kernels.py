@@ -1,7 +1,8 @@
 """Small matrix products whose sums stay in registers, written in LLVM's language for `convolution`.
 
 Everything is counted in words. A word is one number, or two of 16 bits (bf16, held as unsigned integers): those are
-multiplied in pairs, and both products join one sum in single precision.
+multiplied in pairs, and both products join one sum in single precision. A CPU that cannot do so by itself multiplies
+them as numbers of single precision.
 
     rows:     out[r] = Σ_s Σ_k left[s, r, k] right[s, k]              a convolution; r: neighbours in one row of a map
     spread:   out[j] += Σ_k left[j, k] right[0, k],  out[j+1] += Σ_k left[j, k] right[1, k]     its maps' gradient
@@ -21,6 +22,8 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from deir.fast.bf16 import HAS_BF16, BFloat
+
 WIDE = bool(get_host_cpu_features().get("avx512f", False))
 REGISTER = 64 if WIDE else 32  # bytes
 VECTORS = (4, 2, 1) if WIDE else (2, 1)  # registers of a row of sums
@@ -30,19 +33,6 @@ SPREAD = 6 if WIDE else 4  # neighbours that `spread` takes, at most; with the m
 OUTER = 4  # channels that `outer` takes, or twice as many where rows have fewer than the most registers
 
 _INT = ir.IntType(64)
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's type of 16 bits, which llvmlite has no name for."""
-
-    def __str__(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
 
 
 class _Kernel:
@@ -112,18 +102,30 @@ class _Kernel:
 
     def join(self, register: Any, left: Any, right: Any) -> None:
         """register += left right"""
-        module, before = self.builder.module, self.builder.load(register)
-        if self.in_pairs:
-            pairs = ir.VectorType(_BFloat(), 2 * self.lanes)
+        if self.in_pairs and HAS_BF16:
+            pairs = ir.VectorType(BFloat(), 2 * self.lanes)
             kind = ir.FunctionType(self.sums_type, [self.sums_type, pairs, pairs])
             name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
             factors = [self.builder.bitcast(factor, pairs) for factor in (left, right)]
-            after = self.builder.call(cgutils.get_or_insert_function(module, kind, name), [before, *factors])
+            function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+            self.builder.store(self.builder.call(function, [self.builder.load(register), *factors]), register)
+        elif self.in_pairs:
+            for one, other in zip(self.halves(left), self.halves(right), strict=True):
+                self.add_product(register, one, other)
         else:
-            kind = ir.FunctionType(self.sums_type, [self.sums_type] * 3)
-            name = f"llvm.fma.v{self.lanes}f{8 * self.size}"
-            after = self.builder.call(cgutils.get_or_insert_function(module, kind, name), [left, right, before])
-        self.builder.store(after, register)
+            self.add_product(register, left, right)
+
+    def add_product(self, register: Any, left: Any, right: Any) -> None:
+        kind = ir.FunctionType(self.sums_type, [self.sums_type] * 3)
+        name = f"llvm.fma.v{self.lanes}f{8 * self.size}"
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        self.builder.store(self.builder.call(function, [left, right, self.builder.load(register)]), register)
+
+    def halves(self, words: Any) -> list[Any]:
+        """The second and the first number of each word; a bf16 is the upper half of a number of single precision."""
+        upper, half = (ir.Constant(self.words_type, [value] * self.lanes) for value in (0xFFFF0000, 16))
+        found = self.builder.and_(words, upper), self.builder.shl(words, half)
+        return [self.builder.bitcast(numbers, self.sums_type) for numbers in found]
 
 
 def _kernel(write: Callable[..., None], sizes: Sequence[int], narrow: Sequence[int]) -> Any:
@@ -270,16 +272,3 @@ def _typed_largest(typing_context: Any, lines: Any, begins: Any, channels: Any, 
 
 largest: Any = intrinsic(_typed_largest)
 """(lines, where three of them begin, channels, out, places) -> nothing; places: 3 r + k, of equals the first."""
-
-
-def _typed_rounded(typing_context: Any, value: Any, like: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if like.dtype == types.uint16:
-            return builder.bitcast(builder.fptrunc(arguments[0], _BFloat()), ir.IntType(16))
-        return arguments[0]
-
-    return like.dtype(value, like), generate
-
-
-rounded: Any = intrinsic(_typed_rounded)
-"""(number, array) -> the number as the array holds it: as it is, or of 16 bits in an array of unsigned integers."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from deir.compiled import Array, compiled
+from deir.fast.bf16 import rounded
 from deir.fast.convolution import convolve, convolve_back, dense, dense_back, join_dense, join_kernel
-from deir.fast.micro_kernels import rounded
 
 CHUNK = 32  # views whose maps are in the cache at a time
 

@@ -32,7 +32,7 @@ from deir.envs.base import VectorEnvs
 from deir.envs.spaces import PackedBox
 from deir.errors import invalid
 from deir.fast.allocator import keep_freed_memory
-from deir.fast.blas import has_bf16
+from deir.fast.bf16 import HAS_BF16
 from deir.fast.grid_encoder import shares_patches
 from deir.fast.ops import FastOps
 from deir.fast.overlap import Beside
@@ -52,8 +52,6 @@ def make_ops(config: Config) -> Ops:
         raise invalid(
             "precision", "bf16", f"'fp32' with plain PyTorch on {config.device} (bf16 needs --ops fast on a CPU)"
         )
-    if config.precision == "bf16" and not has_bf16():
-        raise invalid("precision", "bf16", "'fp32' on this CPU: it has no products of bf16 numbers (avx512_bf16)")
     return FastOps(config.precision) if fast else PlainOps()
 
 
@@ -74,6 +72,11 @@ def make_trainer(
     policy = Policy(*spaces, config.network, ops).to(config.device)
     use_threads(threads, has_large_operations(ops, policy, model.reward))
     _LOGGER.info(networks_of(config, *spaces))
+    if config.precision == "bf16" and not HAS_BF16:
+        _LOGGER.warning(
+            "precision: this CPU has no products of bf16 numbers (avx512_bf16): they are made in fp32 from rounded "
+            "factors, which is no faster than --precision fp32"
+        )
     if config.precision == "bf16" and not rounds_products(envs.repeats, policy, model.reward):
         _LOGGER.warning(
             "precision: bf16 changes nothing here: it is for what does not repeat (noise, layer "

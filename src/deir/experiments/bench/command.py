@@ -20,7 +20,7 @@ from deir.errors import invalid
 from deir.experiments.bench.measuring import in_own_process, peak_gflops
 from deir.experiments.bench.scaling import ONE_THREAD, add_both
 from deir.experiments.bench.table import line, print_table
-from deir.fast.blas import has_bf16
+from deir.fast.bf16 import HAS_BF16
 from deir.fast.threads import available_threads
 from deir.files import check_file
 from deir.runs.presets import nested
@@ -129,7 +129,7 @@ def run(args: Bench) -> None:
     for curve in (name for name in args.curves if name in CURVES):
         CURVES[curve](add, args.iterations)
     for label, overrides in VARIANTS.items() if "variants" in args.curves else ():
-        if overrides.get("precision") == "bf16" and not has_bf16():
+        if overrides.get("precision") == "bf16" and not HAS_BF16:
             print(f"{label}: not measured, this CPU has no products of bf16 numbers", flush=True)
             continue
         add_both(add, "variant", overrides, threads, args.iterations, args.warm_up, variant=label)
