@@ -19,10 +19,10 @@ from deir.fast.addresses import add, await_count, look, matrix, multiply_at, par
 OPERANDS = 16
 (
     FILL, PRODUCT, NORMALISE, NORMALISE_GRADIENT, MOMENTS_OF_ROWS, NORMALISE_ROWS, GRADIENT_SUMS,
-    NORMALISE_ROWS_GRADIENT, STANDARDISE, GRU, GRU_GRADIENT, BY_CORNER, NOT_BY_CORNER, BY_POSITION,
+    NORMALISE_ROWS_GRADIENT, STANDARDISE, RELU, RELU_GRADIENT, GRU, GRU_GRADIENT, BY_CORNER, NOT_BY_CORNER, BY_POSITION,
     NOT_BY_POSITION, PLACED, PLACED_GRADIENT, SCATTER, COLUMN_SUMS, PPO, DISCRIMINATION, SQUARES, ADAM, SCALE_COLUMNS,
     UNSCALE_COLUMNS,
-) = range(25)  # fmt: skip
+) = range(27)  # fmt: skip
 
 
 @compiled_part
@@ -72,6 +72,12 @@ def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, g
             norm_kernels.standardise(matrix(x[0], x[1], x[2], like), share, f[0], out, moments, lo, hi)
         running = vector(x[6], x[2], like), vector(x[7], x[2], like)
         norm_kernels.follow_moments(running[0], running[1], moments, vector(0, 0, like), x[8], f[2], lo, hi)
+    elif code == RELU:  # x, P, C
+        lo, hi = part(x[1], job, jobs)
+        kernels.relu(matrix(x[0], x[1], x[2], like), lo, hi)
+    elif code == RELU_GRADIENT:  # grad, P, C, out
+        lo, hi = part(x[1], job, jobs)
+        kernels.relu_gradient(matrix(x[0], x[1], x[2], like), matrix(x[3], x[1], x[2], like), lo, hi)
     elif code == GRU:  # from input, U, rows, B, from memory, hidden, M, H, gates, new, out
         lo, hi = part(x[3], job, jobs)
         kernels.gru(
