@@ -85,8 +85,9 @@ def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> Ar
         given.at("rows", table.distinct.numpy()[observations])
         given.numbers["observations"] = len(observations)
         return inverse
-    count, cells, levels = len(kinds), table.cells_of_observation, table.levels
-    made = planning.batch_plan(names, cells, count, *map(tuple, levels), *table.placed)
+    _, cells, levels, places = table.patches
+    count = len(kinds)
+    made = planning.batch_plan(names, cells, count, *map(tuple, levels), *places)
     inverse, weights, cell_shares, *patches, begins, placed, slots = made
     given.at("inverse", inverse)
     given.at("observation share", weights)
@@ -190,7 +191,7 @@ def train_policy(
 
 def kinds_of(encoder: Encoder, table: ObservationTable, dtype: torch.dtype) -> Tensor | None:
     assert isinstance(table, PatchTable)
-    return table.cells.to(dtype).contiguous() if isinstance(encoder, GridEncoder) else None
+    return table.patches.cells.to(dtype).contiguous() if isinstance(encoder, GridEncoder) else None
 
 
 def means(figures: dict[str, Array]) -> Metrics:
