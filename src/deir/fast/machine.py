@@ -72,12 +72,6 @@ def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, g
             norm_kernels.standardise(matrix(x[0], x[1], x[2], like), share, f[0], out, moments, lo, hi)
         running = vector(x[6], x[2], like), vector(x[7], x[2], like)
         norm_kernels.follow_moments(running[0], running[1], moments, vector(0, 0, like), x[8], f[2], lo, hi)
-    elif code == RELU:  # x, P, C
-        lo, hi = part(x[1], job, jobs)
-        kernels.relu(matrix(x[0], x[1], x[2], like), lo, hi)
-    elif code == RELU_GRADIENT:  # grad, P, C, out
-        lo, hi = part(x[1], job, jobs)
-        kernels.relu_gradient(matrix(x[0], x[1], x[2], like), matrix(x[3], x[1], x[2], like), lo, hi)
     elif code == GRU:  # from input, U, rows, B, from memory, hidden, M, H, gates, new, out
         lo, hi = part(x[3], job, jobs)
         kernels.gru(
@@ -92,6 +86,16 @@ def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, g
             matrix(x[6], x[1], 2 * x[5], like), matrix(x[7], x[1], x[5], like), matrix(x[8], x[1], 3 * x[5], like),
             matrix(x[9], x[4], 3 * x[5], like), matrix(x[10], x[4] if x[10] else 0, x[5], like), lo, hi,
         )  # fmt: skip
+
+
+@compiled_part
+def _relu(code: int, x: Array, job: int, jobs: int, like: float) -> None:
+    """One job of a ReLU without a normalisation before it."""
+    lo, hi = part(x[1], job, jobs)
+    if code == RELU:  # x, P, C
+        kernels.relu(matrix(x[0], x[1], x[2], like), lo, hi)
+    else:  # grad, P, C, out
+        kernels.relu_gradient(matrix(x[0], x[1], x[2], like), matrix(x[3], x[1], x[2], like), lo, hi)
 
 
 @compiled_part
@@ -213,6 +217,8 @@ def _job(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, gemm:
     """One job of an operation; False if the gradient is not finite."""
     if MOMENTS_OF_ROWS <= code <= NORMALISE_ROWS_GRADIENT:
         _rows(code, x, f, job, jobs, units[0])
+    elif RELU <= code <= RELU_GRADIENT:
+        _relu(code, x, job, jobs, units[0])
     elif code <= GRU_GRADIENT:
         _network(code, x, f, job, jobs, units, gemm)
     elif code <= SCATTER:
