@@ -34,10 +34,10 @@ def seconds(*words: str) -> float:
     return time.perf_counter() - begin
 
 
-def measure(task: str, frames: int, place: Path, cores: int) -> dict[str, float]:
+def measure(task: str, frames: int, place: Path, choices: dict[str, list[str]]) -> dict[str, float]:
     """Seconds of training by number of threads, and of an evaluation."""
     found = {}
-    for label, choice in {"1": ["--threads", "1"], str(cores): ["--threads", str(cores)], "default": []}.items():
+    for label, choice in choices.items():
         out = str(place / f"{task}-{label}-{time.time_ns()}")
         steps = ["--steps", str(frames // SHARE.get(task, 1))]
         found[label] = seconds("train", *TASKS[task], *steps, *choice, "--out", out)
@@ -51,17 +51,18 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     args = parser.parse_args()
     cores = os.cpu_count() or 1
+    choices: dict[str, list[str]] = {"1": ["--threads", "1"], str(cores): ["--threads", str(cores)], "default": []}
     columns = ("1 thread", f"{cores} threads", "default", "of best", "evaluate")
     head = f"{'task':8s} {'neighbour':9s} " + " ".join(f"{name:>9s}" for name in columns)
     print(head, flush=True)
     with tempfile.TemporaryDirectory() as place:
         for task in args.tasks:
-            measure(task, args.frames // 8, Path(place), cores)  # loops are compiled once
+            measure(task, args.frames // 8, Path(place), {"default": []})  # loops are compiled once
             for neighbour in ("idle", "busy"):
                 count = cores if neighbour == "busy" else 0
                 others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
                 try:
-                    found = measure(task, args.frames, Path(place), cores)
+                    found = measure(task, args.frames, Path(place), choices)
                 finally:
                     for other in others:
                         other.kill()

@@ -81,10 +81,18 @@ def test_layer_norm_and_images_take_rows_too():
     torch.testing.assert_close(embed(encoder, table.rows(names)), encoder(images))
 
 
+def test_patches_are_named_only_where_they_are_used():
+    table, names = tabulate(torch.randint(0, 3, (20, 7, 7, 3), dtype=torch.uint8))
+    embed(GridEncoder((7, 7, 3), 64, "layer"), table.rows(names))
+    assert "patches" not in vars(table)
+    embed(GridEncoder((7, 7, 3), 64, "batch"), table.rows(names))
+    assert "patches" in vars(table)
+
+
 def test_many_kinds_of_patches_do_not_overflow_their_keys():
     views = torch.randint(0, 11, (4000, 7, 7, 3), dtype=torch.uint8)
     table, names = tabulate(views)
-    assert len(table.levels[1].children) > 2**15
+    assert len(table.patches.levels[1].children) > 2**15
     encoder = GridEncoder((7, 7, 3), 8, "batch").eval()
     torch.testing.assert_close(embed(encoder, table.rows(names)), encoder(views), rtol=1e-4, atol=1e-4)
 
@@ -306,7 +314,7 @@ def test_an_encoder_of_parts_reads_each_exactly_and_shares_the_patches_of_views(
     alone = copy.deepcopy(plain).eval()  # a row by itself, wherever it lies in memory
     torch.testing.assert_close(torch.cat([alone(row[None]) for row in rows[:3]]), alone(rows[:3]), rtol=1e-4, atol=1e-4)
     table, names = tabulate(rows, (7, 7, 3))
-    assert torch.equal(table.distinct[names], rows) and table.levels
+    assert torch.equal(table.distinct[names], rows) and table.patches.levels
     torch.testing.assert_close(embed(fast, table.rows(names)), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -18,7 +18,7 @@ from deir.algorithm.types import Shared
 from deir.config import NetworkConfig, PPOConfig
 from deir.errors import UserError
 from deir.fast import acting as fast_acting
-from deir.fast import discriminator_update, gru, model_updates, program, updates
+from deir.fast import discriminator_update, gru, model_updates, program, tail_update, updates
 from deir.fast import ops as fast_ops
 from deir.fast.ops import FastOps
 from deir.runs import training
@@ -227,7 +227,7 @@ def assert_same_figures(found: tuple[torch.Tensor, torch.Tensor], expected: tupl
 def test_without_products_by_name_the_figures_are_the_same(task, method, double, monkeypatch):
     """As where PyTorch's library does not offer its matrix products by name."""
     expected = figures_of(task, method, "plain")
-    for module in (fast_acting, gru, model_updates, fast_ops, updates, program):
+    for module in (fast_acting, gru, model_updates, fast_ops, tail_update, updates, program):
         monkeypatch.setattr(module, "product", lambda dtype: None)
     assert_same_figures(figures_of(task, method, "fast"), expected)
 

@@ -81,7 +81,8 @@ def learned(trainer):
     networks = {"policy": trainer.policy, "reward": trainer.model.reward}
     tensors = {f"{name} {key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
     for name, optimizer in (("policy", trainer.optimizer), ("reward", trainer.model.optimizer)):
-        tensors |= {f"{name} {key}": value for key, value in optimizer.state_dict().items()}
+        state = {} if optimizer is None else optimizer.state_dict()
+        tensors |= {f"{name} {key}": value for key, value in state.items()}
     return tensors
 
 

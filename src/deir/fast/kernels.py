@@ -11,6 +11,26 @@ from deir.fast.addresses import exponential, multiply_at
 
 
 @compiled_part
+def relu(x: Array, lo: int, hi: int) -> None:
+    """In place, of the rows lo … hi. [P, C]"""
+    zero = x.dtype.type(0)
+    for p in range(lo, hi):
+        row = x[p]
+        for c in range(x.shape[1]):
+            row[c] = zero if row[c] < zero else row[c]
+
+
+@compiled_part
+def relu_gradient(grad: Array, out: Array, lo: int, hi: int) -> None:
+    """The gradient of `relu` in place, of its output. [P, C] each"""
+    zero = grad.dtype.type(0)
+    for p in range(lo, hi):
+        g, result = grad[p], out[p]
+        for c in range(grad.shape[1]):
+            g[c] = g[c] if result[c] > zero else zero
+
+
+@compiled_part
 def gru(
     from_input: Array,  # [U, 3H] W x + b, in PyTorch's order r, z, n
     rows: Array,  # [B] which of them each row of the batch takes

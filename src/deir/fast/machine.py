@@ -19,10 +19,10 @@ from deir.fast.addresses import add, await_count, look, matrix, multiply_at, par
 OPERANDS = 16
 (
     FILL, PRODUCT, NORMALISE, NORMALISE_GRADIENT, MOMENTS_OF_ROWS, NORMALISE_ROWS, GRADIENT_SUMS,
-    NORMALISE_ROWS_GRADIENT, STANDARDISE, GRU, GRU_GRADIENT, BY_CORNER, NOT_BY_CORNER, BY_POSITION,
+    NORMALISE_ROWS_GRADIENT, STANDARDISE, RELU, RELU_GRADIENT, GRU, GRU_GRADIENT, BY_CORNER, NOT_BY_CORNER, BY_POSITION,
     NOT_BY_POSITION, PLACED, PLACED_GRADIENT, SCATTER, COLUMN_SUMS, PPO, DISCRIMINATION, SQUARES, ADAM, SCALE_COLUMNS,
     UNSCALE_COLUMNS,
-) = range(25)  # fmt: skip
+) = range(27)  # fmt: skip
 
 
 @compiled_part
@@ -86,6 +86,16 @@ def _network(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, g
             matrix(x[6], x[1], 2 * x[5], like), matrix(x[7], x[1], x[5], like), matrix(x[8], x[1], 3 * x[5], like),
             matrix(x[9], x[4], 3 * x[5], like), matrix(x[10], x[4] if x[10] else 0, x[5], like), lo, hi,
         )  # fmt: skip
+
+
+@compiled_part
+def _relu(code: int, x: Array, job: int, jobs: int, like: float) -> None:
+    """One job of a ReLU without a normalisation before it."""
+    lo, hi = part(x[1], job, jobs)
+    if code == RELU:  # x, P, C
+        kernels.relu(matrix(x[0], x[1], x[2], like), lo, hi)
+    else:  # grad, P, C, out
+        kernels.relu_gradient(matrix(x[0], x[1], x[2], like), matrix(x[3], x[1], x[2], like), lo, hi)
 
 
 @compiled_part
@@ -207,6 +217,8 @@ def _job(code: int, x: Array, f: Array, job: int, jobs: int, units: Array, gemm:
     """One job of an operation; False if the gradient is not finite."""
     if MOMENTS_OF_ROWS <= code <= NORMALISE_ROWS_GRADIENT:
         _rows(code, x, f, job, jobs, units[0])
+    elif RELU <= code <= RELU_GRADIENT:
+        _relu(code, x, job, jobs, units[0])
     elif code <= GRU_GRADIENT:
         _network(code, x, f, job, jobs, units, gemm)
     elif code <= SCATTER:

@@ -113,11 +113,11 @@ def _parameters(layer: nn.Linear | nn.GRUCell, part: str) -> tuple[Tensor, Tenso
     return tuple(getattr(layer, f"{name}_{part}" if part else name) for name in ("weight", "bias"))  # type: ignore[return-value]
 
 
-def by_input(program: Program, weight: Tensor, grad: Matrix, into: Operand | None = None) -> Matrix:
-    """The gradient by the input of a product with Wᵀ; joined to what `into` holds, if given."""
+def by_input(program: Program, weight: Tensor, grad: Matrix, into: Operand | None = None, joins: bool = True) -> Matrix:
+    """The gradient by the input of a product with Wᵀ; written to `into`, if given, and joined to what that holds."""
     outputs, inputs = weight.shape
     out = program.buffer(grad.rows, inputs) if into is None else into
-    program.product(out, grad.at, program.at(weight), (grad.rows, inputs, outputs), joins=into is not None)
+    program.product(out, grad.at, program.at(weight), (grad.rows, inputs, outputs), joins=joins and into is not None)
     return Matrix(out, grad.rows, inputs)
 
 
@@ -128,20 +128,42 @@ def normalised_layer(
     return normalised_rows(program, norm, x, bias) if batch is None else normalised(program, norm, x, batch, bias)
 
 
+def _hidden_layer(
+    program: Program, layer: nn.Linear, norm: nn.Module, x: Matrix, batch: Rows | None
+) -> tuple[Matrix, Back]:
+    """A linear layer, its normalisation, if it has one, and a ReLU. Its gradient is that by the layer's products."""
+    outputs = layer.out_features
+    if isinstance(norm, nn.Identity):
+        out, back_of_linear = linear(program, layer, x)
+        program.emit(machine.RELU, ROWS, *out)
+
+        def back_of_relu(grad: Operand) -> Matrix:
+            program.emit(machine.RELU_GRADIENT, ROWS, grad, out.rows, outputs, out.at)
+            return back_of_linear(grad)
+
+        return out, back_of_relu
+    products = program.buffer(x.rows, outputs)
+    program.product(products, x.at, program.at(layer.weight), (x.rows, outputs, x.width), "b")
+    normal, back_of_norm = normalised_layer(program, norm, Matrix(products, x.rows, outputs), layer.bias, batch)
+
+    def back(grad: Operand) -> Matrix:
+        by = back_of_norm(grad)
+        program.product(program.at(layer.weight.grad), by.at, x.at, (outputs, x.width, by.rows), "a", jobs=2)
+        return by
+
+    return normal, back
+
+
 def run_head(
     program: Program, head: Head, x: Matrix, batch: Rows | None = None
 ) -> tuple[Matrix, Callable[[Operand, Operand | None], Matrix]]:
     """[B, F] -> [B, outputs], or of the distinct rows of a batch. Its gradient by x may be joined to another."""
     *hidden, last = head
-    steps: list[tuple[nn.Linear, Matrix, Back]] = []
+    steps: list[tuple[nn.Linear, Back]] = []
     for layer, norm in zip(hidden[::3], hidden[1::3], strict=True):
         assert isinstance(layer, nn.Linear)
-        outputs = layer.out_features
-        products = program.buffer(x.rows, outputs)
-        program.product(products, x.at, program.at(layer.weight), (x.rows, outputs, x.width), "b")
-        below = x
-        x, back_of_norm = normalised_layer(program, norm, Matrix(products, x.rows, outputs), layer.bias, batch)
-        steps.append((layer, below, back_of_norm))
+        x, back_of_layer = _hidden_layer(program, layer, norm, x, batch)
+        steps.append((layer, back_of_layer))
     assert isinstance(last, nn.Linear)
     out, back_of_last = linear(program, last, x)
 
@@ -149,21 +171,19 @@ def run_head(
         back_of_last(grad)
         by: Matrix = Matrix(grad, x.rows, last.out_features)
         weight: Tensor = last.weight
-        for layer, below, back_of_layer in reversed(steps):
+        for layer, back_of_layer in reversed(steps):
             by = back_of_layer(by_input(program, weight, by).at)
             weight = layer.weight
-            program.product(
-                program.at(layer.weight.grad), by.at, below.at, (by.width, below.width, by.rows), "a", jobs=2
-            )
         return by_input(program, weight, by, into)
 
     return out, back
 
 
 def gru_step(
-    program: Program, gates: Matrix, rows: Operand, count: Operand, from_memory: Matrix, hidden: Matrix
-) -> tuple[Matrix, Callable[[Operand, Operand, bool, Operand], Matrix]]:
-    """The memory after the rows' inputs [count, H]; row b continues memory b mod M."""
+    program: Program, gates: Matrix, rows: Operand, count: Operand, from_memory: Matrix, hidden: Matrix,
+    own: bool = False,
+) -> tuple[Matrix, Callable[[Operand, Operand, bool, Operand], Matrix]]:  # fmt: skip
+    """The memory after the rows' inputs [count, H]; row b continues memory b mod M. own: row b has input b"""
     width = hidden.width
     kept, new, out = program.buffer(count, 2 * width), program.buffer(count, width), program.buffer(count, width)
     memory = from_memory.at, hidden.at, hidden.rows, width, kept, new
@@ -171,10 +191,12 @@ def gru_step(
 
     def back(grad: Operand, by_gates: Operand, joins: bool, by_hidden: Operand) -> Matrix:
         """The gradient by from_memory; that by the gates goes to `by_gates`, that by hidden joins `by_hidden`."""
-        by_rows, by_memory = program.buffer(count, 3 * width), program.buffer(hidden.rows, 3 * width)
+        by_rows = by_gates if own else program.buffer(count, 3 * width)
+        by_memory = program.buffer(hidden.rows, 3 * width)
         program.emit(machine.GRU_GRADIENT, ROWS, grad, count, *memory, by_rows, by_memory, by_hidden)
         wide = 3 * width
-        program.emit(machine.SCATTER, columns(wide), by_rows, count, wide, rows, by_gates, gates.rows, int(joins))
+        if not own:
+            program.emit(machine.SCATTER, columns(wide), by_rows, count, wide, rows, by_gates, gates.rows, int(joins))
         return Matrix(by_memory, hidden.rows, wide)
 
     return Matrix(out, count, width), back
@@ -192,6 +214,11 @@ def trains_by_batch(network: nn.Module) -> bool:
     others = any(isinstance(m, (nn.LayerNorm, nn.Identity)) for m in network.modules())
     tracked = all(n.training and n.affine and n.track_running_stats and n.momentum is not None for n in norms)
     return bool(norms) and tracked and not others
+
+
+def runs_head(head: Head) -> bool:
+    """Whether `run_head` takes it: with batch normalisation that trains, or with none."""
+    return trains_by_batch(head) or all(isinstance(m, (Head, nn.Linear, nn.ReLU, nn.Identity)) for m in head.modules())
 
 
 def count_batches(network: nn.Module, batches: int) -> None:

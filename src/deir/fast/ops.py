@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from deir.algorithm.policy import Policy
 from deir.algorithm.rewards.base import IntrinsicReward
 from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, Rows, Shared
 from deir.config import PPOConfig, Precision
-from deir.fast import gru, model_updates, patches, planning, quasimetric, tiles, updates
+from deir.fast import gru, model_updates, patches, planning, quasimetric, tail_update, tiles, updates
 from deir.fast.acting import ActingOnAnything, ActingOnRepeats
 from deir.fast.allocator import collecting_later
 from deir.fast.arrays import arrays_of
@@ -29,6 +29,7 @@ from deir.fast.grid_encoder import embed_patches, shares_patches
 from deir.fast.patches import PatchTable
 from deir.fast.pieces import embed_whole
 from deir.fast.ppo_loss import ppo_of_categories
+from deir.fast.threads import flushing
 from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
 
 
@@ -148,6 +149,9 @@ class FastOps(PlainOps):
         if updates.trains_policy(policy, whole[0].rows.table, optimizer):
             assert isinstance(optimizer, FlatAdam)
             return updates.means(updates.train_policy(policy, optimizer, whole, config))
+        if tail_update.trains_tail(policy, optimizer):
+            assert isinstance(optimizer, FlatAdam)
+            return updates.means(tail_update.train_policy(policy, optimizer, whole, config, self.embed))
         return super().train_policy(policy, optimizer, whole, config)
 
     def train_model(self, reward: IntrinsicReward, optimizer: Optimizer, batches: Iterable[Batch]) -> Metrics:
@@ -158,5 +162,7 @@ class FastOps(PlainOps):
             return updates.means(update(reward, optimizer, whole))
         return super().train_model(reward, optimizer, whole)
 
-    def undisturbed(self) -> AbstractContextManager[None]:
-        return collecting_later()
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        with collecting_later(), flushing():
+            yield

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from deir.algorithm.overlap import Pending
-from deir.fast.threads import another_party, compute_with_own, one_party_less
+from deir.fast.threads import another_party, begin_party, one_party_less
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Beside:
     overlaps = True
 
     def __init__(self) -> None:
-        self.worker = ThreadPoolExecutor(1, "deir-model", initializer=compute_with_own)
+        self.worker = ThreadPoolExecutor(1, "deir-model", initializer=begin_party)
 
     def ask(self, work: Callable[[], T]) -> Pending[T]:
         return self.worker.submit(work)

@@ -10,6 +10,7 @@ same mathematics as on the full batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -72,33 +73,46 @@ class PatchPlan(NamedTuple):
     inverse: Tensor  # [B] which distinct observation each row is
 
 
-@dataclass(frozen=True)
-class PatchTable(ObservationTable):
-    """The distinct observations of one iteration, and their distinct patches."""
+class Patches(NamedTuple):
+    """The distinct patches of a table's observations."""
 
     cells: Tensor  # [C, channels] float
     cells_of_observation: Indices  # [U, H*W]
     levels: tuple[PatchLevel, ...]
     placed: PlacedPatches
+
+
+@dataclass(frozen=True)
+class PatchTable(ObservationTable):
+    """The distinct observations of one iteration, and their distinct patches, which are named when first asked for.
+
+    Layer normalisation asks for none, and they take eight times as much memory as the observations.
+    """
+
     view: tuple[int, ...] | None = None  # the view's shape, where an observation is a row of bytes that begins with it
+
+    @cached_property
+    def patches(self) -> Patches:
+        distinct = self.distinct.numpy()
+        return _patches_of(distinct if self.view is None else distinct[:, : prod(self.view)].reshape(-1, *self.view))
 
 
 def plan_of(table: PatchTable, ids: Tensor) -> PatchPlan:
     """Integer work: which observations and patches a batch of rows [B] holds, and how often."""
-    names = ids.numpy()
+    names, named = ids.numpy(), table.patches
     observations, weights, inverse = planning.occurring_rows(names, len(table.distinct))
-    below, layers = np.arange(len(table.cells) + 1), []  # cells are few: all keep their numbers
-    for level in table.levels:
+    below, layers = np.arange(len(named.cells) + 1), []  # cells are few: all keep their numbers
+    for level in named.levels:
         shares = planning.shares_of_names(level.of_observation, observations, weights, len(level.children))
         corners, shares, below = planning.occurring_patches(shares, level.children, below)
         total = len(names) * level.of_observation.shape[1]
         layers.append(Layer(corners, shares, total))
-    pairs, patches, bounds = table.placed
+    pairs, patches, bounds = named.placed
     *placed, slots = planning.occurring_places(pairs, observations, patches, bounds, below, GROUP)
-    cells = table.cells_of_observation
+    cells = named.cells_of_observation
     return PatchPlan(
-        cells=table.cells,
-        cell_share=planning.shares_of_names(cells, observations, weights, len(table.cells)),
+        cells=named.cells,
+        cell_share=planning.shares_of_names(cells, observations, weights, len(named.cells)),
         cell_total=len(names) * cells.shape[1],
         layers=layers,
         placed=Placed(*placed),
@@ -126,8 +140,11 @@ def tabulate(observations: Tensor, view: tuple[int, ...] | None = None) -> tuple
     """
     everything = np.ascontiguousarray(observations.numpy())
     rows, names = _sorted(*naming.distinct_rows(everything.reshape(len(everything), prod(everything.shape[1:]))))
-    distinct = rows.reshape(-1, *everything.shape[1:])
-    grids = distinct if view is None else distinct[:, : prod(view)].reshape(-1, *view)
+    return PatchTable(torch.from_numpy(rows.reshape(-1, *everything.shape[1:])), view), torch.from_numpy(names)
+
+
+def _patches_of(grids: NDArray[np.uint8]) -> Patches:
+    """Of views [U, H, W, 3]."""
     padding = grid_padding(grids.shape[1:])
     cell_kinds, cells = _distinct_cells(grids)
     levels, grid = [], np.pad(cells, ((0, 0), (padding, padding), (padding, padding)), constant_values=len(cell_kinds))
@@ -137,15 +154,12 @@ def tabulate(observations: Tensor, view: tuple[int, ...] | None = None) -> tuple
         children, grid = _distinct_quadruples(corners, kinds)
         levels.append(PatchLevel(np.ascontiguousarray(grid.reshape(len(grid), -1)), children))
         kinds = len(children)
-    table = PatchTable(
-        torch.from_numpy(distinct),
+    return Patches(
         torch.from_numpy(cell_kinds).float(),
         np.ascontiguousarray(cells.reshape(len(cells), -1)),
         tuple(levels),
         PlacedPatches(*naming.distinct_pairs(levels[-1].of_observation, kinds)),
-        view,
     )
-    return table, torch.from_numpy(names)
 
 
 def _sorted(rows: NDArray[np.uint8], names: Indices) -> tuple[NDArray[np.uint8], Indices]:

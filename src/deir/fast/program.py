@@ -129,25 +129,44 @@ class Program:
 
     def run(self, batches: Sequence[dict[str, int]]) -> bool:
         """One step for each batch; False if a gradient was not finite, after which nothing more was done."""
-        table = np.empty((len(batches), self.registers), np.int64)
-        for value, register in self.constants.items():
-            table[:, register] = value
-        for name, register in self.names.items():
-            table[:, register] = [batch[name] for batch in batches]
-        for fill in self.derived:
-            fill(table)
-        code = np.zeros((len(self.operations), 2 + machine.OPERANDS), np.int64)
-        settings = np.zeros((len(self.operations), SETTINGS))
-        for op, (operation, numbers) in enumerate(zip(self.operations, self.settings, strict=True)):
-            code[op, :2] = operation[:2]
-            code[op, 2 : 2 + len(operation.operands)] = operation.operands
-            settings[op, : len(numbers)] = numbers
-        plan = plan_of(tuple(self.operations), frozenset(self.views.items()))
-        counters, team = np.zeros(len(batches) * plan.stages[-1, 1], np.int64), np.zeros(2, np.int64)
-        units, gemm = np.array([0, 1], self.kind), product(self.dtype)
-        given = code, settings, tuple(plan), table, counters, team, units, gemm, address_of_yield()
+        return Ready(self, batches).run(0, len(batches))
 
-        def work(kept: Any = self.kept) -> None:
+
+class Ready:
+    """A program with the registers of its batches."""
+
+    def __init__(self, program: Program, batches: Sequence[dict[str, int]]) -> None:
+        self.program = program
+        self.table = table = np.empty((len(batches), program.registers), np.int64)
+        for value, register in program.constants.items():
+            table[:, register] = value
+        for name, register in program.names.items():
+            table[:, register] = [batch[name] for batch in batches]
+        for fill in program.derived:
+            fill(table)
+        self.code = np.zeros((len(program.operations), 2 + machine.OPERANDS), np.int64)
+        self.settings = np.zeros((len(program.operations), SETTINGS))
+        for op, (operation, numbers) in enumerate(zip(program.operations, program.settings, strict=True)):
+            self.code[op, :2] = operation[:2]
+            self.code[op, 2 : 2 + len(operation.operands)] = operation.operands
+            self.settings[op, : len(numbers)] = numbers
+        self.plan = plan_of(tuple(program.operations), frozenset(program.views.items()))
+
+    def give(self, batch: int, **numbers: int) -> None:
+        """What was not known of a batch; sizes may only shrink, and nothing may be derived from them."""
+        for name, number in numbers.items():
+            self.table[batch, self.program.names[name]] = number
+
+    def run(self, first: int, last: int) -> bool:
+        """The steps first … last; False if a gradient was not finite, after which nothing more was done."""
+        counters, team = np.zeros((last - first) * self.plan.stages[-1, 1], np.int64), np.zeros(2, np.int64)
+        units, gemm = np.array([0, 1], self.program.kind), product(self.program.dtype)
+        given = (
+            self.code, self.settings, tuple(self.plan), self.table[first:last], counters, team, units, gemm,
+            address_of_yield(),
+        )  # fmt: skip
+
+        def work(kept: Any = self.program.kept) -> None:
             machine.run(*given)
 
         join_in(work)

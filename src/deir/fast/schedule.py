@@ -42,6 +42,8 @@ DIVISIONS = {
     m.GRADIENT_SUMS: Division(ROWS, 1, (0, 4, 5), (3,)),
     m.NORMALISE_ROWS_GRADIENT: Division(ROWS, 1, (0, 4, 5), (8,), (3, 6, 7), (9, 10)),
     m.STANDARDISE: Division(COLUMNS, 2, (0,), (4, 5, 6, 7), (3,)),
+    m.RELU: Division(ROWS, 1, (), (0,)),
+    m.RELU_GRADIENT: Division(ROWS, 1, (3,), (0,)),
     m.GRU: Division(ROWS, 3, (4, 5), (8, 9, 10), (0, 2)),
     m.GRU_GRADIENT: Division(ROWS, 4, (0, 2, 3, 6, 7), (8, 9, 10)),
     m.BY_CORNER: Division(ROWS, 1, (), (3,), (0,)),

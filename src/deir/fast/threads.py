@@ -18,6 +18,7 @@ from functools import cache
 from threading import Lock
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from deir.errors import UserError
@@ -77,6 +78,27 @@ def compute_with_own() -> None:
     _compute_with(_own)
 
 
+def begin_party() -> None:
+    """For a party that has a thread of its own."""
+    compute_with_own()
+    torch.set_flush_denormal(True)
+
+
+@contextmanager
+def flushing() -> Iterator[None]:
+    """Numbers too small for their full precision, below 1e-38, are 0 in this thread meanwhile.
+
+    Before a task has paid for the first time its gradients are as small as that, and many CPUs take a hundred times as
+    long for each. All threads that share work must do the same: else the bits would depend on who did what.
+    """
+    flushed = np.float32(2e-38) * np.float32(0.1) == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(bool(flushed))
+
+
 def _compute_with(threads: int) -> None:
     """This thread's operations from now on.
 
@@ -125,7 +147,8 @@ def in_parallel(job: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
     """
     threads = max(1, _threads // max(1, _parties))
     if min(threads, len(items)) <= 1:
-        return [job(item) for item in items]
+        with flushing():
+            return [job(item) for item in items]
     graph = torch.is_grad_enabled()
 
     def guarded(item: Item) -> Result:
@@ -150,7 +173,8 @@ def share_out(job: Callable[[int], None], count: int) -> None:
     before = limit_threads(1)
     try:
         others = [_pool(threads).submit(work) for _ in range(threads - 1)]
-        work()
+        with flushing():
+            work()
         for other in others:
             other.result()
     finally:
@@ -167,7 +191,8 @@ def join_in(work: Callable[[], None]) -> None:
     before = limit_threads(1)
     try:
         _reinforce()
-        work()
+        with flushing():
+            work()
     finally:
         limit_threads(before)
         _running.remove(work)
@@ -192,6 +217,7 @@ def _compute_alone() -> None:
     """For each thread of the pool. Products that compiled code calls have a number of threads of their own."""
     _compute_with(1)
     limit_threads(1)
+    torch.set_flush_denormal(True)
 
 
 def _after_fork() -> None:

@@ -7,7 +7,7 @@ say which observations and patches each mini-batch holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from deir.fast.encoder_program import embed
 from deir.fast.flat_adam import FlatAdam
 from deir.fast.network_program import Matrix
 from deir.fast.patches import PatchTable
-from deir.fast.program import Program
+from deir.fast.program import Operand, Program
 from deir.fast.threads import in_parallel
 from deir.fast.vector_encoder import runs_on_vectors
 
@@ -85,8 +85,9 @@ def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> Ar
         given.at("rows", table.distinct.numpy()[observations])
         given.numbers["observations"] = len(observations)
         return inverse
-    count, cells, levels = len(kinds), table.cells_of_observation, table.levels
-    made = planning.batch_plan(names, cells, count, *map(tuple, levels), *table.placed)
+    _, cells, levels, places = table.patches
+    count = len(kinds)
+    made = planning.batch_plan(names, cells, count, *map(tuple, levels), *places)
     inverse, weights, cell_shares, *patches, begins, placed, slots = made
     given.at("inverse", inverse)
     given.at("observation share", weights)
@@ -106,7 +107,7 @@ def plan(encoder: Encoder, rows: Rows, kinds: Tensor | None, given: Given) -> Ar
     return inverse
 
 
-def _step(program: Program, optimizer: FlatAdam) -> None:
+def step(program: Program, optimizer: FlatAdam) -> None:
     """Adam, clipped by the global norm."""
     size, config = optimizer.values.numel(), optimizer.config
     squares, grads = program.buffer(PARTS, 1, np.float64), program.at(optimizer.gradients)
@@ -122,12 +123,12 @@ def run_steps(
     program: Program, network: nn.Module, optimizer: FlatAdam, given: Sequence[Given], figures: Array
 ) -> Array:
     """All steps; gives the figures of each [M, K], of which the first is its loss."""
-    _step(program, optimizer)
+    step(program, optimizer)
     optimizer.gradients.zero_()  # a bias before a normalisation gets none
     before = int(optimizer.steps)
-    for step, batch in enumerate(given):
-        batch.numbers["step"] = before + step + 1
-        batch.numbers["figures"] = figures[step].ctypes.data
+    for number, batch in enumerate(given):
+        batch.numbers["step"] = before + number + 1
+        batch.numbers["figures"] = figures[number].ctypes.data
     finite = program.run([batch.numbers for batch in given])
     totals: Array = figures.sum(1)
     if not (finite and np.isfinite(totals).all()):
@@ -137,6 +138,36 @@ def run_steps(
     return totals
 
 
+GIVEN = ("hidden", "choices", "old_log_probs", "old_values", "advantages", "returns")
+
+
+def after_encoder(
+    program: Program, policy: Policy, embedded: Matrix, config: PPOConfig, own: bool = False
+) -> Callable[[Operand | None], Matrix]:
+    """The policy from embeddings to its loss and back. own: each row of a batch has an embedding of its own
+
+    Gives what writes the gradient by the embeddings, to where it is told or wherever there is room.
+    """
+    rows, hidden = program.given("batch"), Matrix(program.given("hidden"), program.given("batch"), policy.hidden_size)
+    gates, back_of_inputs = layers.linear(program, policy.gru, embedded, "ih")
+    memory, back_of_memory = layers.linear(program, policy.gru, hidden, "hh")
+    after, back_of_gru = layers.gru_step(program, gates, program.given("inverse"), rows, memory, hidden, own)
+    outputs, back_of_actor = layers.run_head(program, policy.actor, after)
+    values, back_of_critic = layers.run_head(program, policy.critic, after)
+    by_outputs, by_values = program.buffer(rows, outputs.width), program.buffer(rows, 1)
+    clip_value = math.inf if config.clip_range_value is None else config.clip_range_value
+    program.emit(
+        machine.PPO, PARTS, outputs.at, rows, outputs.width, values.at, *(program.given(name) for name in GIVEN[1:]),
+        by_outputs, by_values, program.given("figures"),
+        settings=(config.clip_range, clip_value, config.value_coef, config.entropy_coef),
+    )  # fmt: skip
+    by_after = back_of_critic(by_values, back_of_actor(by_outputs, None).at)
+    by_gates = program.buffer(gates.rows, gates.width)
+    back_of_memory(back_of_gru(by_after.at, by_gates, False, 0).at)
+    by = back_of_inputs(by_gates)
+    return lambda into: layers.by_input(program, policy.gru.weight_ih, by, into, joins=False)
+
+
 def train_policy(
     policy: Policy, optimizer: FlatAdam, batches: Sequence[PolicyBatch], config: PPOConfig
 ) -> dict[str, Array]:
@@ -144,31 +175,13 @@ def train_policy(
     dtype, given = optimizer.values.dtype, [Given() for _ in batches]
     program = Program(dtype)
     embedded, back_of_encoder = embed(program, policy.encoder)
-    rows, hidden = program.given("batch"), Matrix(program.given("hidden"), program.given("batch"), policy.hidden_size)
-    gates, back_of_inputs = layers.linear(program, policy.gru, embedded, "ih")
-    memory, back_of_memory = layers.linear(program, policy.gru, hidden, "hh")
-    after, back_of_gru = layers.gru_step(program, gates, program.given("inverse"), rows, memory, hidden)
-    outputs, back_of_actor = layers.run_head(program, policy.actor, after)
-    values, back_of_critic = layers.run_head(program, policy.critic, after)
-    by_outputs, by_values = program.buffer(rows, outputs.width), program.buffer(rows, 1)
-    clip_value = math.inf if config.clip_range_value is None else config.clip_range_value
-    names = ("choices", "old_log_probs", "old_values", "advantages", "returns")
-    program.emit(
-        machine.PPO, PARTS, outputs.at, rows, outputs.width, values.at, *(program.given(name) for name in names),
-        by_outputs, by_values, program.given("figures"),
-        settings=(config.clip_range, clip_value, config.value_coef, config.entropy_coef),
-    )  # fmt: skip
-    by_after = back_of_critic(by_values, back_of_actor(by_outputs, None).at)
-    by_gates = program.buffer(gates.rows, gates.width)
-    back_of_memory(back_of_gru(by_after.at, by_gates, False, 0).at)
-    back_of_encoder(layers.by_input(program, policy.gru.weight_ih, back_of_inputs(by_gates)).at)
-
+    back_of_encoder(after_encoder(program, policy, embedded, config)(None).at)
     kinds = kinds_of(policy.encoder, batches[0].rows.table, dtype)
 
     def prepare(index: int) -> None:
         batch = batches[index]
         plan(policy.encoder, batch.rows, kinds, given[index])
-        for name in ("hidden", *names):
+        for name in GIVEN:
             given[index].tensor(name, getattr(batch, name))
 
     in_parallel(prepare, range(len(batches)))
@@ -178,7 +191,7 @@ def train_policy(
 
 def kinds_of(encoder: Encoder, table: ObservationTable, dtype: torch.dtype) -> Tensor | None:
     assert isinstance(table, PatchTable)
-    return table.cells.to(dtype).contiguous() if isinstance(encoder, GridEncoder) else None
+    return table.patches.cells.to(dtype).contiguous() if isinstance(encoder, GridEncoder) else None
 
 
 def means(figures: dict[str, Array]) -> Metrics:
