@@ -95,7 +95,7 @@ def test_compiled_rollouts_are_those_step_by_step(name):
     assert np.array_equal(fast.envs.step(np.full(fast.envs.n_envs, 2)).observations, step.observations)
 
 
-@pytest.mark.parametrize("name", ["views", "noise"])
+@pytest.mark.parametrize("name", ["views", "mlp", "noise", "noise, mlp"])
 def test_the_bits_are_the_same_with_any_number_of_threads(name):
     runs, found = {threads: Run(name, FastOps()) for threads in (1, 2, 4)}, {}
     try:
@@ -107,15 +107,6 @@ def test_the_bits_are_the_same_with_any_number_of_threads(name):
     for threads in (2, 4):
         for one, other in zip(found[1], found[threads], strict=True):
             compare(other, one, exactly=True)
-
-
-def test_views_do_not_depend_on_the_groups(monkeypatch):
-    """Each is encoded alone, so the bits do not tell how environments were divided."""
-    four, one = Run("views", FastOps()), Run("views", FastOps())
-    expected = [four.collect() for _ in range(ROLLOUTS)]
-    monkeypatch.setattr(playing, "GROUPS", 1)
-    for each in expected:
-        compare(one.collect(), each, exactly=True)
 
 
 def test_there_is_room_for_any_number_of_patches(monkeypatch):

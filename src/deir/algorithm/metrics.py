@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from deir.algorithm.memory import EpisodicHistory, LifelongCounts
 from deir.algorithm.types import Rollout
-from deir.algorithm.visits import first_visits, no_visits
+from deir.algorithm.visits import first_times, no_visits
 
 WINDOW = 100  # episodes a mean return is taken over
 
@@ -50,11 +50,10 @@ class EpisodeStatistics:
         valid: NDArray[np.bool_],  # [T, N]
     ) -> None:
         earned, ends = rewards * valid, dones & valid
-        ended = ends.any(1)
         for t in range(len(rewards)):
             self.running_return += earned[t]
             self.running_length += valid[t]
-            for n in np.flatnonzero(ends[t]) if ended[t] else ():
+            for n in np.flatnonzero(ends[t]):
                 self.returns.append(float(self.running_return[n]))
                 self.lengths.append(int(self.running_length[n]))
                 self.episodes += 1
@@ -110,7 +109,7 @@ class ExplorationStatistics:
         if rollout.states is None:
             return {"episodic_efficiency": None, "lifelong_efficiency": None}
         states, starts, valid = rollout.states[:-1].cpu(), rollout.starts.cpu(), rollout.valid.cpu()
-        new, self.history = first_visits(self.history, states, states, starts, including_now=False)
+        new, self.history = first_times(self.history, states, starts)
         steps = max(1, int(valid.sum()))
         return {
             "episodic_efficiency": int((new & valid).sum()) / steps,

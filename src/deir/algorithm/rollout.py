@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,9 @@ from deir.algorithm.metrics import Timer
 from deir.algorithm.policy import Policy
 from deir.algorithm.types import ObservationTable, PolicyTrace, Rollout
 from deir.envs.base import EnvStep, VectorEnvs
+
+
+OverTime = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -113,16 +116,15 @@ def step_by_step(envs: VectorEnvs, policy: Policy, position: Position, noise: Te
     with timer("forward"):
         finals = np.concatenate([step.final_observations for step in env_steps])
         table, ids, final_ids = acting.table(observations, finals)
-        places = [t * envs.n_envs + step.final_indices for t, step in enumerate(env_steps)]
-        final_indices = torch.from_numpy(np.concatenate(places)).to(device)
-        stacked = [np.stack(told) for told in zip(*(step[1:5] for step in env_steps), strict=True)]
+        places, stacked = over_time(env_steps)
+        final_indices = torch.from_numpy(places).to(device)
         memories = torch.stack(after)
         last = policy.advance(table.rows(ids[-1]), _continued(hidden, start))
         ended = memories.flatten(0, 1)[final_indices]
         return Played(
             table, ids, final_indices, final_ids, np.stack([*starts, start]), torch.stack(before), memories,
-            torch.stack(outputs), torch.stack(choices), torch.stack(actions), *stacked, _told(states),
-            _told(positions), observations, last,
+            torch.stack(outputs), torch.stack(choices), torch.stack(actions), *stacked, told_over_time(states),
+            told_over_time(positions), observations, last,
             policy.advance(table.rows(final_ids), ended) if len(final_ids) else ended, acting.known,
         )  # fmt: skip
 
@@ -132,7 +134,15 @@ def _continued(hidden: Tensor, start: NDArray[np.bool_]) -> Tensor:
     return hidden * torch.from_numpy(~start).to(hidden.device)[:, None] if start.any() else hidden
 
 
-def _told(rows: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+def over_time(env_steps: Sequence[EnvStep]) -> tuple[NDArray[np.int64], OverTime]:
+    """Flat indices t*N+n of the final observations [K]; rewards, terminated, truncated and valid, [T, N] each."""
+    places = [t * len(step.rewards) + step.final_indices for t, step in enumerate(env_steps)]
+    columns = zip(*(step[1:5] for step in env_steps), strict=True)
+    rewards, terminated, truncated, valid = (np.stack(column) for column in columns)
+    return np.concatenate(places), (rewards, terminated, truncated, valid)
+
+
+def told_over_time(rows: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
     """[T+1, N, …] of what the backend told of each step, None where it tells nothing."""
     told = [row for row in rows if row is not None]
     return np.stack(told) if told else None

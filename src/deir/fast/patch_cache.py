@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deir.compiled import Array, compiled, compiled_sums
+from deir.compiled import Array, compiled, compiled_part, compiled_sums
 from deir.fast.naming import free_places
 
 Layer = tuple[Array, Array]  # weight [in, out], bias [out]
@@ -122,7 +122,7 @@ def add_product(x: Array, weight: Array, out: Array) -> None:
             out[o] += a * first[o]
 
 
-@compiled
+@compiled_part
 def add_rectified(x: Array, weight: Array, out: Array) -> None:
     """out += ReLU(x) weight; x is rectified in place."""
     for k in range(len(x)):
@@ -130,7 +130,7 @@ def add_rectified(x: Array, weight: Array, out: Array) -> None:
     add_product(x, weight, out)
 
 
-@compiled
+@compiled_part
 def name_patches(
     grid: Array,  # [h, w] names of the patches of the size below
     below: Array,  # [U, 4*C] what each of them gives as each corner
@@ -168,7 +168,7 @@ def name_patches(
     return names
 
 
-@compiled
+@compiled_part
 def encode_view(
     view: Array,  # [H, W, 3]
     weights: GridWeights,

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deir.compiled import Array, compiled
+from deir.compiled import Array, compiled, compiled_part
 from deir.envs.minigrid.boards import Board, move, see, tell
+from deir.fast.addresses import lent
 from deir.fast.gru import advance_row
 from deir.fast.naming import name_rows
 from deir.fast.patch_cache import GridWeights, Level, add_product, add_rectified, encode_view
@@ -72,6 +73,7 @@ def play(t: int, net: Net, tables: Tables, board: Board, records: Records, noise
     NO_ROOM: neither; nothing was done at this step, and the levels must have more room. noise: [T, G, A] of choices
     """
     steps, envs = noise.shape[0], noise.shape[1]
+    net, tables, board, records = lent(net), lent(tables), lent(board), lent(records)
     while has_room(tables, records.seen.shape, envs, net.grid.padding):
         now = records.seen[min(t, len(records.seen) - 1)]
         tell(board, records.states[t], records.positions[t])
@@ -101,7 +103,7 @@ def play(t: int, net: Net, tables: Tables, board: Board, records: Records, noise
     return t, NO_ROOM
 
 
-@compiled
+@compiled_part
 def has_room(tables: Tables, shape: tuple[int, ...], envs: int, padding: int) -> bool:
     """Whether the levels hold the patches of a step's views and of as many that end episodes."""
     if tables.levels[0].products.shape[1] == 0:
@@ -114,7 +116,7 @@ def has_room(tables: Tables, shape: tuple[int, ...], envs: int, padding: int) ->
     return True
 
 
-@compiled
+@compiled_part
 def look_up(net: Net, tables: Tables, views: Array, ids: Array) -> None:
     """Names of views [G, *obs], [G]; what the GRU takes of them is there afterwards."""
     count, counts = len(views), tables.counts
@@ -122,15 +124,16 @@ def look_up(net: Net, tables: Tables, views: Array, ids: Array) -> None:
         rows = views.reshape((count, views.size // count))
         names, counts[NAMES] = name_rows(tables.places, tables.stored, counts[NAMES], rows)
         ids[:] = names
-        fresh = tables.stored[counts[ENCODED] : counts[NAMES]].reshape((counts[NAMES] - counts[ENCODED], *views.shape[1:]))
-        encode(net, tables, fresh, tables.gates[counts[ENCODED] : counts[NAMES]])
+        first, last = counts[ENCODED], counts[NAMES]
+        fresh = tables.stored[first:last].reshape((last - first, *views.shape[1:]))
+        encode(net, tables, fresh, tables.gates[first:last])
         counts[ENCODED] = counts[NAMES]
     else:
         ids[:] = np.arange(count)
         encode(net, tables, views, tables.gates[:count])
 
 
-@compiled
+@compiled_part
 def encode(net: Net, tables: Tables, views: Array, out: Array) -> None:
     """What a GRU takes of views [B, H, W, C]. [B, 3H]"""
     if net.encoder == WHOLE:
@@ -149,7 +152,7 @@ def encode(net: Net, tables: Tables, views: Array, out: Array) -> None:
             add_rectified(y, inputs, out[b])
 
 
-@compiled
+@compiled_part
 def remember(net: Net, tables: Tables, ids: Array, before: Array, after: Array) -> None:
     """The GRU's memory after each of the views. before, after: [G, H]"""
     weight, bias = net.memory
@@ -159,7 +162,7 @@ def remember(net: Net, tables: Tables, ids: Array, before: Array, after: Array) 
         advance_row(tables.gates[ids[g]], before[g], memory, after[g])
 
 
-@compiled
+@compiled_part
 def choose(net: Net, memory: Array, noise: Array, outputs: Array) -> int:
     """`DiscreteActions.choose` of the actor's outputs. memory: [H], noise, outputs: [A]"""
     features = net.features[1].copy()
@@ -173,7 +176,7 @@ def choose(net: Net, memory: Array, noise: Array, outputs: Array) -> int:
     return chosen
 
 
-@compiled
+@compiled_part
 def conclude(t: int, net: Net, tables: Tables, records: Records, views: Array) -> None:
     """Records what is seen last of the episodes that end with step t-1. views: [G, *obs]"""
     ended, begin, envs = np.flatnonzero(records.starts[t]), tables.counts[FINALS], len(views)

@@ -28,9 +28,9 @@ from deir.fast.naming import free_places
 from deir.fast.patch_cache import grid_weights, larger, new_level
 from deir.fast.patches import tabulate
 from deir.fast.play_loops import AS_VECTORS, BY_PATCHES, DONE, ENDED, FINALS, NAMES, WHOLE, Net, Records, Tables, play
-from deir.fast.threads import share_out
+from deir.fast.threads import free_threads, share_out
 
-GROUPS = 4  # that environments are divided into, whatever the number of threads
+GROUPS = 4  # that environments are divided into where views are encoded together, whatever the number of threads
 PATCHES = 2048  # of each size, at first
 
 
@@ -38,13 +38,14 @@ def play_rollout(envs: VectorEnvs, policy: Policy, position: Position, noise: Te
     """`rollout.step_by_step` in compiled code; None where it is not known how. noise: [T, N, A]"""
     if type(envs) is not MiniGridEnvs or product(policy.gru.weight_hh.dtype) is None:
         return None
-    count = min(GROUPS, envs.n_envs)
+    net = net_of(FrozenPolicy(policy), envs.repeats) if envs.board(slice(0)) is not None else None
+    if net is None:
+        return None
+    # a view that is encoded alone has the same bits in any group: then fewer groups meet fewer views twice
+    count = min(GROUPS if net.encoder == WHOLE else free_threads(), envs.n_envs)
     bounds = [envs.n_envs * g // count for g in range(count + 1)]
     parts = [slice(*pair) for pair in zip(bounds[:-1], bounds[1:], strict=True)]
     boards = [board for part in parts if (board := envs.board(part)) is not None]
-    net = net_of(FrozenPolicy(policy), envs.repeats) if boards else None
-    if net is None:
-        return None
     draws, drawn = noise.numpy(), envs.draw_noise(len(noise))
     groups = [
         Group(net, board, position, part, draws[:, part], drawn[:, part], envs.repeats)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deir.compiled import Array, compiled
+from deir.compiled import Array, compiled_part
 from deir.envs.minigrid.rules import act, look, state_hashes, survey
 
 
@@ -35,7 +35,7 @@ class Board(NamedTuple):
     time_penalty: bool
 
 
-@compiled
+@compiled_part
 def reward(success: bool, steps: int, max_steps: int, time_penalty: bool) -> float:
     """1 - 0.9 t / T on success, or 1 without the time penalty."""
     if not success:
@@ -43,7 +43,7 @@ def reward(success: bool, steps: int, max_steps: int, time_penalty: bool) -> flo
     return 1 - 0.9 * (steps / max_steps) if time_penalty else 1.0
 
 
-@compiled
+@compiled_part
 def move(board: Board, actions: Array, rewards: Array, terminated: Array, truncated: Array) -> None:
     """One step of all G: `MiniGridEnvs.step` up to what is seen then."""
     for n in range(len(actions)):
@@ -58,7 +58,7 @@ def move(board: Board, actions: Array, rewards: Array, terminated: Array, trunca
         truncated[n] = board.steps[n] >= board.max_steps
 
 
-@compiled
+@compiled_part
 def see(board: Board, seen: Array) -> None:
     """What the G agents see, [G, *obs]; with noise it is added to what `seen` holds, standard normal draws."""
     everyone = np.arange(len(board.steps))
@@ -81,14 +81,14 @@ def see(board: Board, seen: Array) -> None:
                     seen[n, i, j, c] = seen[n, i, j, c] * sigma + np.float32(views[n, i, j, c]) / board.largest[c]
 
 
-@compiled
+@compiled_part
 def coordinates(board: Board) -> tuple[Array, Array]:
     """The rows and columns of the agents. [G] each"""
     away = board.positions - board.origins
     return away // board.stride, away % board.stride
 
 
-@compiled
+@compiled_part
 def tell(board: Board, states: Array, positions: Array) -> None:
     """The hashes of the full states [G] uint64, and where the agents stand [G, 2]."""
     states[:] = state_hashes(
