@@ -16,7 +16,6 @@ from deir.algorithm.policy import Policy
 from deir.algorithm.types import ObservationTable, PolicyTrace, Rollout
 from deir.envs.base import EnvStep, VectorEnvs
 
-
 OverTime = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]
 
 

@@ -144,12 +144,12 @@ def encode(net: Net, tables: Tables, views: Array, out: Array) -> None:
         if net.encoder == BY_PATCHES:
             encode_view(views[b], net.grid, tables.levels, tables.counts, out[b])
         else:
-            (first, bias_1), (second, bias_2), (inputs, bias_3) = net.vectors
+            (first, bias_1), (second, bias_2), (third, bias_3) = net.vectors
             x, y = bias_1.copy(), bias_2.copy()
             add_product(views[b].ravel().astype(x.dtype), first, x)
             add_rectified(x, second, y)
             out[b] = bias_3
-            add_rectified(y, inputs, out[b])
+            add_rectified(y, third, out[b])
 
 
 @compiled_part

@@ -65,7 +65,9 @@ def net_of(frozen: FrozenPolicy, named: bool) -> Net | None:
         return None
     flat = np.empty(0, frozen.arrays[0][1].dtype)
     layer = flat.reshape(0, 0), flat
-    whole, vectors, padding, encoder = ((flat, flat), (layer,) * 3, layer, layer), (layer,) * 3, 0, AS_VECTORS
+    whole: Any = (flat, flat), (layer,) * 3, layer, layer
+    vectors: Any = (layer,) * 3
+    padding, encoder = 0, AS_VECTORS
     if frozen.grids is not None:
         whole, padding = (frozen.grids.inputs, *frozen.grids.layers), frozen.grids.padding
         encoder = BY_PATCHES if named else WHOLE
@@ -73,8 +75,8 @@ def net_of(frozen: FrozenPolicy, named: bool) -> Net | None:
         inputs = (policy.gru.weight_ih.T, policy.gru.bias_ih)
         vectors = tuple(arrays_of(*pair) for pair in (*frozen.vectors.layers, inputs))
     grid = grid_weights(*whole, padding, encoder == BY_PATCHES)
-    memory, features, last = frozen.arrays
-    return Net(grid, whole, vectors, memory, features, last, encoder, frozen.gemm)
+    layers: Any = frozen.arrays
+    return Net(grid, whole, vectors, *layers, encoder=encoder, gemm=frozen.gemm)
 
 
 class Group:
@@ -112,7 +114,7 @@ class Group:
         self.records.starts[0] = position.starts[part]
         self.records.before[0] = position.hidden[part].numpy() * ~position.starts[part][:, None]
         widths = net.grid.kernel_2.shape[1], net.grid.kernel_3.shape[1], len(net.grid.bias_3)
-        levels = tuple(new_level(PATCHES if width else 1, width, net.grid.bias_1) for width in widths)
+        levels: Any = tuple(new_level(PATCHES if width else 1, width, net.grid.bias_1) for width in widths)
         self.tables = Tables(
             free_places(rows if named else 1), np.empty((rows, prod(shape)), seen.dtype),
             np.empty((rows, gates), number), levels, np.zeros(6, np.int64), named,
@@ -133,8 +135,9 @@ class Group:
     def _make_room(self) -> None:
         cells = prod(2 * self.net.grid.padding + side for side in self.records.seen.shape[2:4])
         room = 4 * self.noise.shape[1] * cells
-        grown = [larger(*pair, room) for pair in zip(self.tables.levels, self.tables.counts[:3].tolist(), strict=True)]
-        self.tables = self.tables._replace(levels=tuple(grown))
+        pairs = zip(self.tables.levels, self.tables.counts[:3].tolist(), strict=True)
+        grown: Any = tuple(larger(*pair, room) for pair in pairs)
+        self.tables = self.tables._replace(levels=grown)
 
 
 def together(groups: list[Group]) -> Played:

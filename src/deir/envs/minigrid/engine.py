@@ -182,10 +182,10 @@ class MiniGridEnvs:
         must happen at each step that they do not do."""
         if self._config.direction or self.on_end is not None:
             return None
-        own = (self._cells, self._origins, self._positions, self._directions, self._carrying, self._grid_hashes)
         config = self._config
         return Board(
-            self._flat, *(array[envs] for array in (*own, self._steps)), self._numbers, self._ahead, self._window,
+            self._flat, self._cells[envs], self._origins[envs], self._positions[envs], self._directions[envs],
+            self._carrying[envs], self._grid_hashes[envs], self._steps[envs], self._numbers, self._ahead, self._window,
             self._channels, largest_codes(config.noise_units), self._stride, int(self._max_steps), float(config.noise),
             config.full_view, self._see_through, self._any_pickup_ends, config.time_penalty,
         )  # fmt: skip

@@ -106,10 +106,11 @@ def record(
     camera.look()
     finals = np.concatenate([step.final_observations for step in steps])
     table, ids, final_ids = acting.table(observations, finals)
-    final_indices, (rewards, *flags) = over_time(steps)
+    final_indices, columns = over_time(steps)
+    rewards, terminated, truncated, valid = map(torch.from_numpy, columns)
     rollout = Rollout(
-        table, ids, torch.from_numpy(np.stack(starts)), torch.stack(actions), torch.from_numpy(rewards).float(),
-        *map(torch.from_numpy, flags), torch.from_numpy(final_indices), final_ids, _told(states), _told(positions),
+        table, ids, torch.from_numpy(np.stack(starts)), torch.stack(actions), rewards.float(),
+        terminated, truncated, valid, torch.from_numpy(final_indices), final_ids, _told(states), _told(positions),
     )  # fmt: skip
     logits = torch.stack(outputs)  # [T, N, A]
     return Recording(
