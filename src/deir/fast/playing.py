@@ -65,18 +65,20 @@ def net_of(frozen: FrozenPolicy, named: bool) -> Net | None:
         return None
     flat = np.empty(0, frozen.arrays[0][1].dtype)
     layer = flat.reshape(0, 0), flat
-    whole: Any = (flat, flat), (layer,) * 3, layer, layer
+    whole: Any = (flat, flat), (layer,) * 3, layer, layer  # as `grid_weights` takes them
     vectors: Any = (layer,) * 3
     padding, encoder = 0, AS_VECTORS
     if frozen.grids is not None:
         whole, padding = (frozen.grids.inputs, *frozen.grids.layers), frozen.grids.padding
         encoder = BY_PATCHES if named else WHOLE
     elif frozen.vectors is not None:
-        inputs = (policy.gru.weight_ih.T, policy.gru.bias_ih)
-        vectors = tuple(arrays_of(*pair) for pair in (*frozen.vectors.layers, inputs))
-    grid = grid_weights(*whole, padding, encoder == BY_PATCHES)
+        of_gru = (policy.gru.weight_ih.T, policy.gru.bias_ih)
+        vectors = tuple(arrays_of(*pair) for pair in (*frozen.vectors.layers, of_gru))
+    normal, convolutions, linear, inputs = whole
+    grid = grid_weights(normal, convolutions, linear, inputs, padding, encoder == BY_PATCHES)
     layers: Any = frozen.arrays
-    return Net(grid, whole, vectors, *layers, encoder=encoder, gemm=frozen.gemm)
+    memory, features, last = layers
+    return Net(grid, whole, vectors, memory, features, last, encoder, frozen.gemm)
 
 
 class Group:

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Lock
 from typing import TypeVar
@@ -186,8 +186,9 @@ def _step_aside(core: int) -> None:
         return
     allowed = os.sched_getaffinity(0)
     if len(allowed) > 1:
-        os.sched_setaffinity(0, allowed - {core})
-        os.sched_setaffinity(0, allowed)
+        with suppress(OSError):  # a container may refuse it
+            os.sched_setaffinity(0, allowed - {core})
+            os.sched_setaffinity(0, allowed)
 
 
 def join_in(work: Callable[[], None]) -> None:
