@@ -24,6 +24,12 @@ def random_steps(count: int, seed: int = 0) -> list[EnvStep]:
     return steps
 
 
+def told(steps: list[EnvStep]) -> tuple[np.ndarray, ...]:
+    """As `EpisodeStatistics` takes them."""
+    rows = [(step.rewards, step.terminated | step.truncated, step.valid) for step in steps]
+    return tuple(np.stack(column) for column in zip(*rows, strict=True))
+
+
 def ended_episodes(steps: list[EnvStep]) -> list[tuple[float, int]]:
     """Return and length of each, in the order of their ends."""
     ended, running = [], [[0.0, 0] for _ in range(ENVS)]
@@ -43,13 +49,13 @@ def ended_episodes(steps: list[EnvStep]) -> list[tuple[float, int]]:
 def test_episodes_are_those_of_a_naive_loop_and_the_last_hundred_count(count, saved):
     steps, statistics = random_steps(count), EpisodeStatistics(ENVS)
     assert statistics.summary() == NONE_YET
-    statistics.update(steps[: count // 2])
+    statistics.update(*told(steps[: count // 2]))
     if saved:
         state, old = copy.deepcopy(statistics.state_dict()), statistics
         statistics = EpisodeStatistics(ENVS)
         statistics.load_state_dict(state)
-        old.update(steps)  # what was saved does not follow it
-    statistics.update(steps[count // 2 :])
+        old.update(*told(steps))  # what was saved does not follow it
+    statistics.update(*told(steps[count // 2 :]))
     ended = ended_episodes(steps)
     last = ended[-100:]
     assert (len(ended) > 100) == (count == 400)
@@ -64,21 +70,21 @@ def test_episodes_are_those_of_a_naive_loop_and_the_last_hundred_count(count, sa
 def test_a_saved_state_does_not_change_with_the_statistics():
     statistics = EpisodeStatistics(ENVS)
     steps = random_steps(40)
-    statistics.update(steps[:20])
+    statistics.update(*told(steps[:20]))
     state = statistics.state_dict()
     before = copy.deepcopy(state)
-    statistics.update(steps[20:])
+    statistics.update(*told(steps[20:]))
     assert all(np.array_equal(state[name], before[name]) for name in before)
 
 
 def test_episodes_under_way_can_be_forgotten():
     steps = [step for step in random_steps(60) if not (step.terminated | step.truncated).any()]
     statistics, fresh = EpisodeStatistics(ENVS), EpisodeStatistics(ENVS)
-    statistics.update(steps)
+    statistics.update(*told(steps))
     assert statistics.running_length.any() and statistics.running_return.any()
     statistics.forget_running()
     for one in (statistics, fresh):
-        one.update(random_steps(60, seed=1))
+        one.update(*told(random_steps(60, seed=1)))
     assert statistics.summary() == fresh.summary()
 
 

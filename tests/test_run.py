@@ -175,7 +175,7 @@ def test_beside_a_model_that_learns_the_next_rollout_is_collected_unless_there_i
     assert not trainer.finished and (trainer.ahead is not None) == (threads == 2)
     row = trainer.iterate()
     assert trainer.finished and trainer.ahead is None
-    assert (row["seconds_env"] == 0) == (row["seconds_forward"] == 0) == (threads == 2)  # none was left to collect
+    assert (row["seconds_forward"] == 0) == (threads == 2)  # none was left to collect
     trainer.close()
 
 

@@ -94,6 +94,9 @@ class DiscreteActions(Actions):
         log_pi = F.log_softmax(outputs, -1)
         return log_pi.gather(-1, choices[..., None])[..., 0], -(log_pi.exp() * log_pi).sum(-1)
 
+    def log_prob(self, outputs: Tensor, choices: Tensor) -> Tensor:
+        return F.log_softmax(outputs, -1).gather(-1, choices[..., None])[..., 0]
+
     def vector(self, actions: Tensor) -> Tensor:
         return F.one_hot(actions, self.width).to(torch.get_default_dtype())
 

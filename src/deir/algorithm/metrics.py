@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from deir.algorithm.memory import EpisodicHistory, LifelongCounts
 from deir.algorithm.types import Rollout
-from deir.algorithm.visits import first_visits, no_visits
-from deir.envs.base import EnvStep
+from deir.algorithm.visits import first_times, no_visits
 
 WINDOW = 100  # episodes a mean return is taken over
 
@@ -44,11 +43,17 @@ class EpisodeStatistics:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.episodes = 0
 
-    def update(self, steps: Sequence[EnvStep]) -> None:
-        for step in steps:
-            self.running_return += step.rewards * step.valid
-            self.running_length += step.valid
-            for n in np.flatnonzero((step.terminated | step.truncated) & step.valid):
+    def update(
+        self,
+        rewards: NDArray[np.float64],  # [T, N]
+        dones: NDArray[np.bool_],  # [T, N]
+        valid: NDArray[np.bool_],  # [T, N]
+    ) -> None:
+        earned, ends = rewards * valid, dones & valid
+        for t in range(len(rewards)):
+            self.running_return += earned[t]
+            self.running_length += valid[t]
+            for n in np.flatnonzero(ends[t]):
                 self.returns.append(float(self.running_return[n]))
                 self.lengths.append(int(self.running_length[n]))
                 self.episodes += 1
@@ -104,7 +109,7 @@ class ExplorationStatistics:
         if rollout.states is None:
             return {"episodic_efficiency": None, "lifelong_efficiency": None}
         states, starts, valid = rollout.states[:-1].cpu(), rollout.starts.cpu(), rollout.valid.cpu()
-        new, self.history = first_visits(self.history, states, states, starts, including_now=False)
+        new, self.history = first_times(self.history, states, starts)
         steps = max(1, int(valid.sum()))
         return {
             "episodic_efficiency": int((new & valid).sum()) / steps,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from deir.algorithm.actions import Actions
     from deir.algorithm.policy import Policy
     from deir.algorithm.rewards.base import IntrinsicReward
+    from deir.algorithm.rollout import Played, Position
+    from deir.envs.base import VectorEnvs
 
 
 class Optimizer(Protocol):
@@ -136,6 +138,9 @@ class Ops(Protocol):
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         """`known`: of the last rollout's `Acting`."""
 
+    def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
+        """`rollout.step_by_step` of a policy in evaluation mode, all steps at once; None where it is not known how."""
+
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer: ...
 
     def train_policy(
@@ -209,6 +214,9 @@ class PlainOps:
 
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         return PlainActing(policy, repeats)
+
+    def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
+        return None
 
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer:
         return ClippedAdam(network, config, name)

@@ -79,14 +79,14 @@ class Trainer:
 
     def _iterate(self) -> dict[str, float | None]:
         timer = Timer()
-        rollout, trace, self.position, steps = self.ahead.collected if self.ahead else self._collect(timer)
+        rollout, trace, self.position, played = self.ahead.collected if self.ahead else self._collect(timer)
         self.ahead = None
         with timer("reward"):
             for hook in self.hooks:
                 hook(rollout, self.model)
             average, encoder = self.scale.average, self.policy.encoder
             computing = self.overlap.ask(lambda: self.model.compute(rollout, average, encoder))
-            self.episodes.update(steps)
+            self.episodes.update(played.rewards, played.terminated | played.truncated, played.valid)
             explored = self.exploration.update(rollout)
             raw = computing.result()  # [T, N]
             self.updating = self.overlap.ask_beside(self.model.update)

@@ -59,6 +59,23 @@ def first_visits(
     return (earliest > now if including_now else earliest >= now), advanced
 
 
+def first_times(history: EpisodicHistory, keys: Tensor, starts: Tensor) -> tuple[Tensor, EpisodicHistory]:
+    """Which keys [T, N] equal no earlier key of their episode, and the history after the rollout: what `first_visits`
+    says of the keys themselves, by one sort.   starts: [T+1, N] bool"""
+    extended, episodes, first = _with_history(history, keys, starts)
+    # environment by environment in the order of time: equal keys of an episode come one after the other when sorted
+    rows, envs = extended.shape
+    belongs = (episodes.T.flatten() >= 0).nonzero()[:, 0]
+    ordered, order = extended.T.flatten()[belongs].sort(stable=True)
+    numbers = torch.arange(envs, device=keys.device)[:, None] * rows + episodes.T  # of episodes; none has fewer rows
+    numbers = numbers.flatten()[belongs][order]
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    new[1:] = (ordered[1:] != ordered[:-1]) | (numbers[1:] != numbers[:-1])
+    found = torch.zeros(rows * envs, dtype=torch.bool, device=keys.device)
+    found[belongs[order]] = new
+    return found.view(envs, rows).T[history.depth :], history.advanced({"keys": extended}, first[-1], starts[-1])
+
+
 def visit_counts(
     history: EpisodicHistory,
     keys: Tensor,  # [T, N] of o_t

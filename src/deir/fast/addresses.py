@@ -43,6 +43,26 @@ def _typed_look(typing_context: Any, counters: Any, place: Any) -> tuple[Any, An
     return types.int64(counters, types.int64), generate
 
 
+def _typed_lent(typing_context: Any, given: Any) -> tuple[Any, Any]:
+    tuples: Any = types.BaseTuple
+
+    def bare(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+        if isinstance(kind, tuples):
+            parts = cgutils.unpack_tuple(builder, value, len(kind))
+            items = [bare(context, builder, *pair) for pair in zip(kind.types, parts, strict=True)]
+            return context.make_tuple(builder, kind, items)
+        if isinstance(kind, types.Array):
+            array = context.make_array(kind)(context, builder, value)
+            array.meminfo = cgutils.get_null_value(array.meminfo.type)
+            return array._getvalue()
+        return value
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return bare(context, builder, given, arguments[0])
+
+    return given(given), generate
+
+
 def _typed_call(typing_context: Any, address: Any) -> tuple[Any, Any]:
     """A function of the C library without arguments."""
 
@@ -82,6 +102,9 @@ def _typed_gemm(typing_context: Any, address: Any, flips: Any, sizes: Any, place
 _pointer: Any = intrinsic(_typed_pointer)
 _gemm: Any = intrinsic(_typed_gemm)
 _call: Any = intrinsic(_typed_call)
+# lent(arrays): the same arrays, also in tuples, of which no uses are counted. Threads that read the same arrays would
+# wait for each other's counting. Whoever lends them keeps them until the call is over.
+lent: Any = intrinsic(_typed_lent)
 add: Any = intrinsic(_typed_add)  # add(counters, place, by): one step for all threads; gives the number before
 look: Any = intrinsic(_typed_look)  # look(counters, place): the number there, and all that was written before it
 

@@ -92,7 +92,7 @@ def _gradient(
 
 
 @compiled
-def _row(x: Array, h: Array, memory: Array, after: Array) -> None:
+def advance_row(x: Array, h: Array, memory: Array, after: Array) -> None:
     """h' of one row. x: [3H] W x + b, h: [H], memory: [3H] U h + c"""
     width, one, two = len(h), h.dtype.type(1), h.dtype.type(2)
     for c in range(2 * width):
@@ -130,7 +130,7 @@ def _scan(
                 before[t, n] = after[t - 1, n] if t else hidden[n]
         memory = _affine(gemm, before[t], weight, bias)
         for n in range(envs):
-            _row(gates[rows[t, n]], before[t, n], memory[n], after[t, n])
+            advance_row(gates[rows[t, n]], before[t, n], memory[n], after[t, n])
     return before, after
 
 
@@ -147,7 +147,7 @@ def act_recurrently(
     """One step of a policy: outputs [N, A] and the memory after [N, H]."""
     after, memory = np.empty_like(hidden), _affine(gemm, hidden, from_memory[0], from_memory[1])
     for n in range(len(hidden)):
-        _row(gates[rows[n]], hidden[n], memory[n], after[n])
+        advance_row(gates[rows[n]], hidden[n], memory[n], after[n])
     first = _affine(gemm, after, features[0], features[1])
     return _affine(gemm, np.maximum(first, first.dtype.type(0)), last[0], last[1]), after
 

@@ -16,9 +16,11 @@ from deir.algorithm.networks import Encoder, GridEncoder, PartsEncoder, VectorEn
 from deir.algorithm.ops import Acting, Optimizer, PlainOps
 from deir.algorithm.policy import Policy
 from deir.algorithm.rewards.base import IntrinsicReward
+from deir.algorithm.rollout import Played, Position
 from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, Rows, Shared
 from deir.config import PPOConfig, Precision
-from deir.fast import gru, model_updates, patches, planning, quasimetric, tail_update, tiles, updates
+from deir.envs.base import VectorEnvs
+from deir.fast import gru, model_updates, patches, planning, playing, quasimetric, tail_update, tiles, updates
 from deir.fast.acting import ActingOnAnything, ActingOnRepeats
 from deir.fast.allocator import collecting_later
 from deir.fast.arrays import arrays_of
@@ -138,6 +140,9 @@ class FastOps(PlainOps):
         if product(policy.gru.weight_hh.dtype) is None:
             return super().acting(policy, repeats, known)
         return ActingOnRepeats(policy, known) if repeats else ActingOnAnything(policy)
+
+    def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
+        return playing.play_rollout(envs, policy, position, noise)
 
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer:
         return FlatAdam(network, config, name)

@@ -9,11 +9,12 @@ would wait for them for ever.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Lock
 from typing import TypeVar
@@ -139,13 +140,18 @@ def _parties_changed(by: int) -> Iterator[None]:
             _parties -= by
 
 
+def free_threads() -> int:
+    """How many of them this party may use now."""
+    return max(1, _threads // max(1, _parties))
+
+
 def in_parallel(job: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """The results of jobs that do not depend on each other, as many at once as there are threads.
 
     Every job computes with one thread, so its bits do not depend on their number. Python threads serve here because
     each job is a few large operations.
     """
-    threads = max(1, _threads // max(1, _parties))
+    threads = free_threads()
     if min(threads, len(items)) <= 1:
         with flushing():
             return [job(item) for item in items]
@@ -163,16 +169,21 @@ def share_out(job: Callable[[int], None], count: int) -> None:
 
     The calling thread takes part, and whoever is free takes the next job.
     """
-    threads = min(max(1, _threads // max(1, _parties)), count)
+    threads = min(free_threads(), count)
     jobs = iter(range(count))  # next() of it is one step to Python's lock
+    core = _core() if threads > 1 else -1
 
     def work() -> None:
         for number in jobs:
             job(number)
 
+    def work_aside() -> None:
+        _step_aside(core)
+        work()
+
     before = limit_threads(1)
     try:
-        others = [_pool(threads).submit(work) for _ in range(threads - 1)]
+        others = [_pool(threads).submit(work_aside) for _ in range(threads - 1)]
         with flushing():
             work()
         for other in others:
@@ -181,13 +192,42 @@ def share_out(job: Callable[[int], None], count: int) -> None:
         limit_threads(before)
 
 
+@cache
+def _core_of_thread() -> Callable[[], int] | None:
+    return getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform.startswith("linux") else None
+
+
+def _core() -> int:
+    """The one that this thread runs on; -1 where the system does not tell."""
+    asked = _core_of_thread()
+    return -1 if asked is None else asked()
+
+
+def _step_aside(core: int) -> None:
+    """Leaves the core of the thread that asked for this one. Linux may wake a thread there and move it only after some
+    milliseconds, which is longer than a job takes."""
+    if core < 0 or _core() != core:
+        return
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) > 1:
+        with suppress(OSError):  # a container may refuse it
+            os.sched_setaffinity(0, allowed - {core})
+            os.sched_setaffinity(0, allowed)
+
+
 def join_in(work: Callable[[], None]) -> None:
     """Does work that any number of threads may join at any time; it returns when all of it is done.
 
     A thread that comes late finds nothing to do, so nobody waits for it. It is asked for when the work begins, and when
     a party begins to wait for another.
     """
-    _running.append(work)
+    core = _core() if _threads > 1 else -1
+
+    def work_aside() -> None:
+        _step_aside(core)
+        work()
+
+    _running.append(work_aside)
     before = limit_threads(1)
     try:
         _reinforce()
@@ -195,7 +235,7 @@ def join_in(work: Callable[[], None]) -> None:
             work()
     finally:
         limit_threads(before)
-        _running.remove(work)
+        _running.remove(work_aside)
 
 
 def _reinforce() -> None:

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 import deir.envs.minigrid.cells as cells
 from deir.config import EnvConfig
 from deir.envs.base import GRID_ACTIONS, EnvStep
+from deir.envs.minigrid.boards import Board
 from deir.envs.minigrid.catalogue import TaskSpec
 from deir.envs.minigrid.cells import EMPTY
 from deir.envs.minigrid.layouts import NOISE_STREAM, LayoutStock
 from deir.envs.minigrid.rules import DONE, act, look, state_hashes, survey
-from deir.envs.observations import add_noise, invisible_obstacles
+from deir.envs.observations import invisible_obstacles, largest_codes, with_noise
 from deir.envs.spaces import PackedBox
 from deir.errors import UserError, invalid
 
@@ -55,6 +56,7 @@ class MiniGridEnvs:
         env = self._layouts.maker.env
         self._view: int = config.view_size or env.agent_view_size
         shape = (env.width, env.height, 3) if config.full_view else (self._view, self._view, 3)
+        self._view_shape = shape
         view = spaces.Box(-np.inf, np.inf, shape, np.float32) if config.noise else spaces.Box(0, 255, shape, np.uint8)
         self._packed = PackedBox({"image": view, "direction": spaces.Box(0, 1, (4,), np.uint8)})
         self.observation_space: spaces.Space[Any] = self._packed if config.direction else view
@@ -97,23 +99,21 @@ class MiniGridEnvs:
 
     def reset(self) -> NDArray[Any]:
         """Begins the next episode in every environment."""
-        self._begin(self._everyone)
-        self._observations = self._observe(self._everyone)
+        self._observations = self.begin(self._everyone)
         return self._observations.copy()
 
     def step(self, actions: NDArray[np.int64]) -> EnvStep:
         success, terminated = self._act(np.asarray(actions))
         truncated = self._steps >= self._max_steps
         rewards = self._rewards(success)
-        observations = self._observe(self._everyone)
+        observations = self._observe(self._everyone, self.draw_noise(1)[0])
         starts = terminated | truncated
         ended = np.flatnonzero(starts)
         finals = observations[ended]
         if ended.size:
             if self.on_end is not None:
                 self.on_end(ended)
-            self._begin(ended)
-            observations[ended] = self._observe(ended)
+            observations[ended] = self.begin(ended)
         self._observations = observations
         valid = np.ones(self.n_envs, dtype=np.bool_)
         return EnvStep(observations.copy(), rewards, terminated, truncated, valid, starts, ended, finals)
@@ -134,8 +134,8 @@ class MiniGridEnvs:
             return success.astype(np.float64)
         return success * (1 - 0.9 * (self._steps / self._max_steps))
 
-    def _begin(self, envs: Indices) -> None:
-        """A new episode in each of `envs`."""
+    def begin(self, envs: Indices) -> NDArray[Any]:
+        """A new episode in each of `envs`; [K, *obs] their first observations."""
         for env in envs.tolist():
             layout = self._layouts.take(env, int(self._episodes[env]))
             self._cells[env] = layout.cells.reshape(self._height, self._width)
@@ -145,9 +145,25 @@ class MiniGridEnvs:
         self._carrying[envs] = EMPTY
         self._steps[envs] = 0
         self._rehash(envs)
+        return self._observe(envs, self._first_noise(envs))
 
-    def _observe(self, envs: Indices) -> NDArray[Any]:
-        """[K, *obs] of `envs`: the view, with noise and direction where asked for."""
+    def draw_noise(self, steps: int) -> NDArray[np.float32]:
+        """[steps, N, *view] standard normal draws for the views after that many steps; as many steps one by one draw
+        the same. Without noise there are none."""
+        shape = (steps, self.n_envs, *self._view_shape) if self._config.noise else (steps, 0)
+        return self._noise.standard_normal(shape, dtype=np.float32)
+
+    def _first_noise(self, envs: Indices) -> NDArray[np.float32]:
+        """[K, *view] draws for first observations. Environment and episode name them, as they name the layout: so who
+        ends when does not change what others are given."""
+        if not self._config.noise:
+            return np.zeros((len(envs), 0), np.float32)
+        keys = [(NOISE_STREAM, env, int(self._episodes[env])) for env in envs.tolist()]
+        streams = [np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=key)) for key in keys]
+        return np.stack([stream.standard_normal(self._view_shape, dtype=np.float32) for stream in streams])
+
+    def _observe(self, envs: Indices, drawn: NDArray[np.float32]) -> NDArray[Any]:
+        """[K, *obs] of `envs`: the view, with noise and direction where asked for. drawn: [K, *view] for the noise"""
         config = self._config
         if config.full_view:
             views = survey(envs, self._cells, *self._coordinates(), self._directions, self._channels)
@@ -156,10 +172,27 @@ class MiniGridEnvs:
                 envs, self._flat, self._positions, self._directions, self._carrying, self._window, self._channels,
                 self._see_through,
             )  # fmt: skip
-        seen = add_noise(views, config.noise, config.noise_units, self._noise) if config.noise else views
+        seen = with_noise(views, config.noise, config.noise_units, drawn) if config.noise else views
         if not config.direction:
             return seen
         return self._packed.pack({"image": seen, "direction": np.eye(4, dtype=np.uint8)[self._directions[envs]]})
+
+    def board(self, envs: slice) -> Board | None:
+        """Some environments for compiled loops, which change them in place and end with `played`. None where something
+        must happen at each step that they do not do."""
+        if self._config.direction or self.on_end is not None:
+            return None
+        config = self._config
+        return Board(
+            self._flat, self._cells[envs], self._origins[envs], self._positions[envs], self._directions[envs],
+            self._carrying[envs], self._grid_hashes[envs], self._steps[envs], self._numbers, self._ahead, self._window,
+            self._channels, largest_codes(config.noise_units), self._stride, int(self._max_steps), float(config.noise),
+            config.full_view, self._see_through, self._any_pickup_ends, config.time_penalty,
+        )  # fmt: skip
+
+    def played(self, observations: NDArray[Any]) -> None:
+        """[N, *obs] what is seen now, after compiled loops."""
+        self._observations = observations.copy()
 
     def state_hashes(self) -> NDArray[np.uint64]:
         """Grid with box contents, agent and carried object; not the step count."""

@@ -59,10 +59,10 @@ class Player:
     def play(self, policy: Policy) -> Labelled:
         steps = self.config.ppo.rollout_steps
         position = replace(self.position, known=None)  # the policy may have changed
-        rollout, _, self.position, env_steps = collect(
+        rollout, _, self.position, played = collect(
             as_envs(self.envs), policy, position, steps, self.generator, False, Timer()
         )
-        self.episodes.update(env_steps)
+        self.episodes.update(played.rewards, played.terminated | played.truncated, played.valid)
         return Labelled(rollout, torch.from_numpy(self.envs.take()))
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from deir.agent import Agent
 from deir.algorithm.actions import DiscreteActions
 from deir.algorithm.explanation import Explanation
 from deir.algorithm.rewards.base import IntrinsicReward
-from deir.algorithm.rollout import assemble, stacked_rows
+from deir.algorithm.rollout import over_time, told_over_time
 from deir.algorithm.types import Rollout
 from deir.envs import make_envs
 from deir.envs.base import EnvStep, VectorEnvs
@@ -106,12 +106,12 @@ def record(
     camera.look()
     finals = np.concatenate([step.final_observations for step in steps])
     table, ids, final_ids = acting.table(observations, finals)
-    rollout = assemble(table, ids, final_ids, starts, torch.stack(actions), steps, torch.device("cpu"))
-    rollout = replace(
-        rollout,
-        states=stacked_rows(states, torch.device("cpu")),
-        positions=stacked_rows(positions, torch.device("cpu")),
-    )
+    final_indices, columns = over_time(steps)
+    rewards, terminated, truncated, valid = map(torch.from_numpy, columns)
+    rollout = Rollout(
+        table, ids, torch.from_numpy(np.stack(starts)), torch.stack(actions), rewards.float(),
+        terminated, truncated, valid, torch.from_numpy(final_indices), final_ids, _told(states), _told(positions),
+    )  # fmt: skip
     logits = torch.stack(outputs)  # [T, N, A]
     return Recording(
         rollout,
@@ -122,6 +122,11 @@ def record(
         raw_rewards(agent, rollout),
         camera,
     )
+
+
+def _told(rows: list[NDArray[Any] | None]) -> Tensor | None:
+    told = told_over_time(rows)
+    return None if told is None else torch.from_numpy(told.view(np.int64))
 
 
 @contextmanager
