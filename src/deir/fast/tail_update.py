@@ -53,7 +53,7 @@ def train_policy(
         if embedded.requires_grad:
             embedded.backward(by_embedded)
         if not (adam.run(number, number + 1) and np.isfinite(figures[number]).all()):
-            diverged(policy, optimizer.name, torch.tensor(figures[number, :, 0].sum()))
+            diverged(policy, optimizer.name, torch.tensor(figures[number, :, 0].sum(), device="cpu"))
         optimizer.steps += 1
     for head in (policy.actor, policy.critic):
         layers.count_batches(head, len(batches))
@@ -74,7 +74,7 @@ def _programs(
         size = len(batch.rows)
         for name in GIVEN:
             numbers.tensor(name, getattr(batch, name))
-        numbers.tensor("inverse", torch.arange(size))
+        numbers.tensor("inverse", torch.arange(size, device="cpu"))
         numbers.at("figures", figures[number])
         # how many observations differ, and where their embeddings are, is known once they are made
         numbers.numbers |= {"batch": size, "observations": size, "embedded": 0, "by_embedded": 0}

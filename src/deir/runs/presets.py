@@ -104,11 +104,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
     ),
     # not in the paper; the values of β are of experiments/betas-field.yaml
     "etd": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (3e-3, 1e-2, 3e-2, 1e-1)),),
-    "e3b": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (1e-3, 3e-3, 1e-2, 3e-2)),),
+    "e3b": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),),
     "ride": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (3e-3, 1e-2, 3e-2, 1e-1)),),
     "re3": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (1e-3, 3e-3, 1e-2, 3e-2)),),
     "disagreement": (Row("IR coef β", BETA, 3e-3, DASH, DASH, (1e-3, 3e-3, 1e-2, 3e-2)),),
-    "deir+visits": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (1e-2, 2e-2, 3e-2, 6e-2)),),
+    "deir+visits": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (3e-3, 1e-2, 2e-2, 3e-2)),),
     "pseudo-counts": (Row("IR coef β", BETA, 3e-3, DASH, DASH, (1e-3, 3e-3, 1e-2, 3e-2)),),
 }
 # fmt: on
@@ -165,7 +165,7 @@ OURS: dict[str, OurSuite] = {
             "re3": {"reward.beta": 3e-3},
             "disagreement": {"reward.beta": 3e-3},
             "pseudo-counts": {"reward.beta": 3e-3},
-            "deir+visits": {"reward.beta": 1e-2},
+            "deir+visits": {"reward.beta": 1e-2},  # that of deir: where nothing repeats the run is the same
         },
     ),
     "omfull-author": OurSuite(
