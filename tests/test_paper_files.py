@@ -23,6 +23,7 @@ OURS = {
     "count",
     "betas-field",
     "field",
+    "first-visits",
     "full-view",
     "obstructed-1q",
     "speed-check",
