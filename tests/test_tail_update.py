@@ -84,9 +84,10 @@ def vanishes() -> bool:
 
 def test_every_thread_takes_numbers_too_small_for_full_precision_for_0():
     """Gradients are as small before a task has paid. Who computes what must not tell."""
+    if not torch.set_flush_denormal(False):
+        pytest.skip("PyTorch cannot have this CPU take such numbers for 0")
     with flushing():
-        if not vanishes():
-            pytest.skip("this CPU cannot")
+        assert vanishes()
         with flushing():
             assert vanishes()
         assert vanishes()
