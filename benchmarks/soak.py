@@ -73,7 +73,7 @@ def soak(minutes: float, every: float, segment: float, out: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix="deir-soak-") as scratch, out.open("w", newline="") as file:
         path = Path(scratch) / "run"
         command = [sys.executable, __file__, "--work", str(path), "--segment", str(segment)]
-        worker = subprocess.Popen(command, env={**os.environ, "DEIR_CACHE": scratch})
+        worker = subprocess.Popen(command)
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         begin = time.monotonic()

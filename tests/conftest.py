@@ -12,12 +12,6 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 ADVICE = "the tests of the page need Chromium: apt-get install chromium"
 
 
-@pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory):
-    """Tests neither read nor fill the user's stock of layouts."""
-    os.environ["DEIR_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture(scope="module")
 def browser():
     if not CHROMIUM:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import stat
 import struct
 import sys
@@ -21,8 +20,6 @@ import deir
 from deir.algorithm.trainer import Trainer
 from deir.cli import main
 from deir.config import to_dict
-from deir.envs.minigrid.catalogue import resolve
-from deir.envs.minigrid.layout_maker import LayoutMaker
 from deir.errors import UserError
 from deir.experiments.report.curves import read_run
 from deir.experiments.sweep.grid import merged
@@ -427,35 +424,3 @@ def test_files_honour_the_umask(tmp_path, mask):
     files = [p for p in (tmp_path / "a").rglob("*") if p.is_file()]
     assert {"config.yaml", "progress.csv", "summary.json", "maps.npz", "0000001.safetensors"} <= {p.name for p in files}
     assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o666 & ~mask}
-
-
-# the cache of layouts
-
-
-def test_a_damaged_layout_is_made_anew(tmp_path, monkeypatch):
-    monkeypatch.setenv("DEIR_CACHE", str(tmp_path))
-    monkeypatch.setattr("deir.envs.minigrid.layout_maker.SLOW", 0.0)
-    spec = resolve("DoorKey-8x8")
-    right = [LayoutMaker(spec).make(seed) for seed in range(6)]
-    (file,) = tmp_path.glob("layouts/*.sqlite")
-
-    def kept() -> dict[int, bytes]:
-        with sqlite3.connect(file) as database:
-            return dict(database.execute("SELECT seed, layout FROM layouts"))
-
-    good = kept()
-    assert len(good) == 6
-    flipped = bytes([*good[0][:-9], good[0][-9] ^ 4, *good[0][-8:]])
-    bad = [flipped, good[1][:10], b"", 12345, "text", good[4]]  # and for seed 5 the layout of seed 4
-    with sqlite3.connect(file) as database:
-        database.executemany("UPDATE layouts SET layout = ? WHERE seed = ?", [(v, k) for k, v in enumerate(bad)])
-    database.close()
-    made = [LayoutMaker(spec).make(seed) for seed in range(6)]
-    for one, other in zip(made, right, strict=True):
-        assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
-    assert kept() == good  # and put right
-    content = bytearray(file.read_bytes())
-    content[100:] = os.urandom(len(content) - 100)
-    file.write_bytes(content)
-    again = [LayoutMaker(spec).make(seed) for seed in range(6)]
-    assert all(np.array_equal(x.cells, y.cells) for x, y in zip(again, right, strict=True))

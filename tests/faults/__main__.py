@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -58,8 +57,6 @@ def main() -> int:
     start_again_with_library()
     known = kinds()
     args = arguments(known)
-    cache = tempfile.TemporaryDirectory(prefix="deir-faults-cache-")
-    os.environ["DEIR_CACHE"] = cache.name  # neither read nor fill the user's stock of layouts
     print(f"| fault | {' | '.join(COLUMNS)} |\n|---|{'---:|' * len(COLUMNS)}", flush=True)
     rows = []
     for name in args.kinds or known:

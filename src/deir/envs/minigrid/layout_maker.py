@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 import zlib
 from typing import Any, NamedTuple
 
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 
 import deir.envs.minigrid.cells as cells
 from deir.envs.minigrid.catalogue import TaskSpec, ending_of, target_of
-from deir.envs.minigrid.layout_cache import SLOW, DiskStock
 from deir.envs.minigrid.random_integers import Draws, UnknownDraw
+from deir.envs.minigrid.room_chain import compile_rooms
 
 _HEAD = struct.Struct("<HHB")  # x, y, direction
 
@@ -38,24 +37,9 @@ class LayoutMaker:
         self.ending = ending
         self.env.gen_obs = dict  # type: ignore[method-assign]  # the engine makes the observations
         self._draws: Draws | None = Draws()
-        self._disk = DiskStock(spec)
+        compile_rooms(self.env, self._draws)
 
     def make(self, seed: int) -> Layout:
-        """From the disk if it has been slow to make before, or else made and, if slow, kept there."""
-        kept = self._disk.get(seed)
-        if kept is not None:
-            return unpack(kept)
-        begin = time.perf_counter()
-        layout = self._generate(seed)
-        if time.perf_counter() - begin > SLOW:
-            self._disk.put(seed, pack(layout))
-        return layout
-
-    def close(self) -> None:
-        """Lets go of the disk; layouts can still be made."""
-        self._disk.close()
-
-    def _generate(self, seed: int) -> Layout:
         self._reset(seed)
         env = self.env
         is_target = target_of(env, self.ending)
@@ -75,6 +59,7 @@ class LayoutMaker:
             except UnknownDraw:
                 self._draws = None
                 del self.env._rand_int
+                vars(self.env).pop("_placeRoom", None)
         self.env.reset(seed=seed)
 
 

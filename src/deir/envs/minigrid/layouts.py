@@ -66,7 +66,6 @@ class LayoutStock:
         return self.maker.make(seed) if layout is None else layout
 
     def close(self) -> None:
-        self.maker.close()
         if self._worker is not None:
             self._worker.stop()
             self._worker = None
