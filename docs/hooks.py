@@ -1,4 +1,5 @@
-"""Links of the documentation that leave docs/ (the README, examples, experiment files): their targets join the site."""
+"""What joins the site beside docs/: the targets of links that leave it (the README, examples, experiment files), and the
+page of Figures 3 and 6, made of the committed curves."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 SHOWN = ("*.md", "examples/*.py", "experiments/*.yaml")
 PLACE = "repository"  # where they are on the site
+FIGURES = "results/figures-3-and-6.html"
+CURVES = ("standard", "noisy-tasks", "advanced", "ablations-keycorridor")  # folders of docs/results
 _LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))|(<img src=\")([^\"]+)(\")")
 
 
@@ -27,7 +30,19 @@ def on_files(files: Files, config: Any) -> Files:
             files.append(File.generated(config, site_name(inside), content=text))
     listing = "\n".join(f"- [{p.name}]({p.name}.md)" for p in sorted((ROOT / "experiments").glob("*.yaml")))
     files.append(File.generated(config, f"{PLACE}/experiments/README.md", content=f"# Experiments\n\n{listing}\n"))
+    files.append(File.generated(config, FIGURES, content=report()))
     return files
+
+
+def report() -> str:
+    """The page that `deir report` writes of these curves."""
+    from deir.experiments.report.analysis import Study
+    from deir.experiments.report.curves import read_all
+    from deir.experiments.report.page import render
+
+    tables = [path for folder in CURVES for path in sorted((ROOT / "docs/results" / folder).glob("*.csv"))]
+    curves, notes = read_all([path for path in tables if path.read_text().startswith("env,method,seed,frames,")])
+    return render(Study(curves, 1000, notes), "Figures 3 and 6 of the paper, in our runs")
 
 
 def site_name(inside: str) -> str:
