@@ -269,13 +269,6 @@ MENDS = (
         f"{STOP}a_place_that_cannot_be_written_is_told_before_any_work",
     ),
     Mend(
-        13,
-        "cached layouts have a checksum",
-        "return layout if _sealed(seed, layout) == kept else None",
-        "return layout",
-        f"{LOST}a_damaged_layout_is_made_anew",
-    ),
-    Mend(
         14,
         "temporary files of a killed write are removed",
         'for left in directory.glob(".*.tmp"):',
