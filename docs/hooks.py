@@ -1,5 +1,5 @@
-"""What joins the site beside docs/: the targets of links that leave it (the README, examples, experiment files), and the
-page of Figures 3 and 6, made of the committed curves."""
+"""What joins the site beside docs/: the targets of links that leave it (the README, examples, experiment files), and
+the page of Figures 3 and 6, made of the committed curves."""
 
 from __future__ import annotations
 
