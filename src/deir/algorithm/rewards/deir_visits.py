@@ -2,9 +2,9 @@
 
 r_t = r_DEIR · 1[o_{t+1} is visited for the first time in the episode]
 
-Equation 4 compares o_{t+1} with o_i for i < t, and not with o_t. So a step that keeps a new view earns as much as the
-one that found it. Here only the first of the two is paid. Where observations never repeat (noise), every one is a first
-visit, and the reward is that of DEIR to the last bit.
+Equation 4 compares o_{t+1} with o_i for i < t, and not with o_t. So a step that keeps a new view earns about as much as
+the one that found it. Here only the first of the two is paid. Where observations never repeat (noise), every one is a
+first visit, and the reward is that of DEIR to the last bit.
 """
 
 from __future__ import annotations
