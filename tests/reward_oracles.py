@@ -261,32 +261,16 @@ class NaiveDeirRnd(NaiveLifelong, NaiveEpisodicDistance):
 
 
 class NaiveDeirVisits(NaiveEpisodicDistance):
-    """Two passes over a rollout: what DEIR pays for first visits in the mean is known only at its end."""
-
     def __init__(self, model, envs):
         super().__init__(model, envs)
-        self.visited, self.typical = [[] for _ in range(envs)], None
+        self.visited = [[] for _ in range(envs)]
 
-    def rewards(self, rollout):
-        novelty = super().rewards(rollout)
-        views, next_ids, (steps, envs) = rollout.table.distinct, rollout.next_ids, rollout.shape
-        name = [view.numpy().tobytes() for view in views]
-        arrived = [name[next_ids[t, n]] for t, n in rollout.valid.nonzero().tolist()]
-        repeating = min(1.0, 2 - 2 * len(set(arrived)) / len(arrived))
-        first = []
-        for t in range(steps):
-            for n in range(envs):
-                if rollout.starts[t, n]:
-                    self.visited[n] = []
-                self.visited[n].append(name[rollout.ids[t, n]])
-                if rollout.valid[t, n] and name[next_ids[t, n]] not in self.visited[n]:
-                    first.append((t, n))
-        if first:
-            mean = sum(float(novelty[place]) for place in first) / len(first)
-            self.typical = mean if self.typical is None else 0.9 * self.typical + 0.1 * mean
-        for place in first:
-            novelty[place] += repeating * self.typical
-        return novelty
+    def transition(self, t, n, now, then):
+        if self.rollout.starts[t, n]:
+            self.visited[n] = []
+        self.visited[n].append(now)
+        first = not any(torch.equal(then, view) for view in self.visited[n])
+        return super().transition(t, n, now, then) * first
 
 
 class NaiveCount(Naive):
