@@ -64,9 +64,13 @@ def min_ratio(
     From differences, since |a|² + |b|² - 2ab loses the small distances that decide the minimum.
     """
     begins = first if repeated is None else torch.where(repeated, len(key_obs), first)
-    rows = [x.transpose(0, 1).contiguous() for x in (query_obs, query_traj, key_obs, key_traj, begins)]  # [N, …]
-    arrays, ends, rewards = arrays_of(*rows), last.numpy(), np.empty(first.T.shape, rows[0].numpy().dtype)
-    share_out(lambda n: _ratios(*(array[n] for array in arrays), ends, eps, rewards[n]), len(rewards))
+    given, ends = (query_obs, query_traj, key_obs, key_traj, begins), last.numpy()
+    rewards = np.empty(first.T.shape, arrays_of(query_obs[:0])[0].dtype)
+
+    def search(n: int) -> None:  # with a copy of its own environment's rows: one of all would be as long as the history
+        _ratios(*arrays_of(*(x[:, n] for x in given)), ends, eps, rewards[n])
+
+    share_out(search, len(rewards))
     return torch.from_numpy(rewards).T
 
 

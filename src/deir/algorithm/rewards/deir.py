@@ -55,7 +55,7 @@ class EpisodicNovelty(TrajectoryModel):
         else:
             nearest = self.ops.nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
             rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
-        history = history.advanced(keys, first[-1], rollout.starts[-1])
+        history = history.advanced(new, first[-1], rollout.starts[-1])
         return rewards * rollout.valid, self.state_after(seen, history)
 
     def compared_trajectories(self, seen: Trajectories) -> tuple[Tensor, Tensor]:
