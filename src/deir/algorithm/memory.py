@@ -37,7 +37,11 @@ class EpisodicHistory:
 
     def extended(self, name: str, new: Tensor) -> Tensor:
         """[L, N, F] history followed by [T, N, F] new rows."""
-        return torch.cat([*self.rows[name], new])
+        return torch.cat(self.parts(name, new))
+
+    def parts(self, name: str, new: Tensor) -> list[Tensor]:
+        """The same, without a copy."""
+        return [*self.rows[name], new]
 
     def advanced(self, new: dict[str, Tensor], first: Tensor, starts_next: Tensor) -> EpisodicHistory:
         """The history after a rollout that adds new rows [T, N, F].
