@@ -42,11 +42,12 @@ def rollout_of(length: int) -> tuple[Any, ...]:
 
 
 def batch(
-    query_obs: Tensor, query_traj: Tensor, key_obs: Tensor, key_traj: Tensor, first: Tensor, last: Tensor, eps: float
-) -> Tensor:
+    query_obs: Tensor, query_traj: Tensor, key_obs: list[Tensor], key_traj: list[Tensor], first: Tensor, last: Tensor,
+    eps: float,
+) -> Tensor:  # fmt: skip
     """All environments at once, 64 steps at a time, each against every key since the earliest episode's start."""
     rewards = torch.zeros_like(query_obs[..., 0])
-    obs, traj = ((_as_queries(q.transpose(0, 1)), _as_keys(k.transpose(0, 1)).transpose(1, 2))
+    obs, traj = ((_as_queries(q.transpose(0, 1)), _as_keys(torch.cat(k).transpose(0, 1)).transpose(1, 2))
                  for q, k in ((query_obs, key_obs), (query_traj, key_traj)))  # fmt: skip
     for begin in range(0, len(first), 64):
         steps = slice(begin, begin + 64)

@@ -1,5 +1,9 @@
 """The benchmark's arithmetic."""
 
+import json
+import subprocess
+from subprocess import CompletedProcess
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -42,6 +46,16 @@ def test_one_pair_is_measured_and_its_efficiency_follows(monkeypatch):
     assert {"env", "method", "fps", "phases", "memory_mb", "mflop_per_frame", "peak_gflops"} <= figures.keys()
     expected = figures["fps"] * figures["mflop_per_frame"] * 1e6 / (figures["peak_gflops"] * 1e9)
     assert figures["efficiency"] == pytest.approx(expected)
+
+
+def test_the_memory_of_the_compiler_is_not_measured(monkeypatch):
+    """What had to compile loops is measured again; once, if they cannot be remembered."""
+    for outcomes, expected in (([False], 1), ([True, False], 2), ([True, True], 2)):
+        done = [json.dumps({"memory_mb": number + 1, "compiled": told}) for number, told in enumerate(outcomes)]
+        answers = iter(done)
+        monkeypatch.setattr(subprocess, "run", lambda *_, answers=answers, **__: CompletedProcess([], 0, next(answers)))
+        assert bench.in_own_process("measure", {}) == {"memory_mb": expected}
+        assert next(answers, None) is None
 
 
 def test_what_a_second_core_gives():

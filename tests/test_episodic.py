@@ -42,10 +42,13 @@ def test_episodic_min_ratio_equals_a_naive_loop(steps):
     k_obs, k_traj = torch.randn(2, steps + carried, envs, 4, generator=generator)
     first = torch.randint(0, steps + carried + 2, (steps, envs), generator=generator)
     last = torch.arange(steps) + carried - 1
-    arguments = q_obs, q_traj, k_obs, k_traj, first, last, 0.1  # large enough to count
-    expected = naive_min_ratio(*arguments)
-    torch.testing.assert_close(min_ratio(*arguments), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(episodic_min_ratio(*arguments), expected, rtol=1e-5, atol=1e-6)
+    others = first, last, 0.1  # ε large enough to count
+    expected = naive_min_ratio(q_obs, q_traj, k_obs, k_traj, *others)
+    for compute in (min_ratio, episodic_min_ratio):
+        found = compute(q_obs, q_traj, [k_obs], [k_traj], *others)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        parts = k_obs.split(4), k_traj.split(3)
+        assert torch.equal(compute(q_obs, q_traj, *parts, *others), found)
 
 
 def few_observations(steps, carried, envs, generator):
@@ -70,7 +73,7 @@ def test_leaving_out_repeated_observations_changes_nothing(behind, compute):
     last = torch.arange(steps) + carried - behind
     repeated = repeats_in_episode(names[:-1], names[1:], first, last, carried)
     assert 0.3 < repeated.float().mean() < 1
-    actual = compute(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6, repeated)
+    actual = compute(q_obs, q_traj, k_obs.split(5), [k_traj], first, last, 1e-6, repeated)
     expected = naive_min_ratio(q_obs, q_traj, k_obs, k_traj, first, last, 1e-6)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     assert (actual[repeated] == 0).all() and (actual[~repeated & (first <= last[:, None])] > 0).all()
@@ -120,7 +123,7 @@ def test_a_repeated_observation_earns_nothing_even_far_from_the_origin(compute):
     obs = 100 + torch.randn(1, 1, 64)
     keys = torch.cat([obs, obs + 1])
     traj = torch.randn(2, 1, 64)
-    reward = compute(obs, traj[:1] + 0.1, keys, traj, torch.tensor([[0]]), torch.tensor([1]), 1e-6)
+    reward = compute(obs, traj[:1] + 0.1, [keys], [traj], torch.tensor([[0]]), torch.tensor([1]), 1e-6)
     assert reward.item() < 1e-7  # single precision would give 1e-2
 
 
@@ -147,7 +150,7 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch):
     found = []
     for threads in (1, 2, 4):
         monkeypatch.setattr(deir.fast.threads, "_threads", threads)
-        found.append(min_ratio(obs + 0.1, traj + 0.1, obs, traj, first, last, 1e-6))
+        found.append(min_ratio(obs + 0.1, traj + 0.1, [obs], [traj], first, last, 1e-6))
         found.append(nearest_keys(obs + 0.1, obs, first, last, 3))
     assert all(torch.equal(found[i], found[i % 2]) for i in range(len(found)))
 

@@ -1,9 +1,10 @@
 """The episodic history and the observation queue."""
 
 import numpy as np
+import pytest
 import torch
 
-from deir.algorithm.memory import EpisodicHistory, LifelongCounts, ObservationQueue
+from deir.algorithm.memory import PART, EpisodicHistory, LifelongCounts, ObservationQueue
 
 
 def test_queue_is_first_in_first_out_and_keeps_its_type():
@@ -36,29 +37,63 @@ def test_history_keeps_only_running_episodes_right_aligned():
     history = EpisodicHistory.empty(3, {"x": 1})
     rows = torch.arange(12.0).view(4, 3, 1)
     # environment 0 began at row 0, environment 1 at row 2, environment 2 begins a new episode next
-    history = history.advanced(
-        {"x": history.extended("x", rows)}, torch.tensor([0, 2, 0]), torch.tensor([False, False, True])
-    )
+    history = history.advanced({"x": rows}, torch.tensor([0, 2, 0]), torch.tensor([False, False, True]))
     assert history.lengths.tolist() == [4, 2, 0]
     assert history.depth == 4
     again = EpisodicHistory.from_tensors(history.tensors())
-    again = again.advanced(
-        {"x": again.extended("x", rows + 100)}, torch.tensor([0, 5, 7]), torch.zeros(3, dtype=torch.bool)
-    )
+    again = again.advanced({"x": rows + 100}, torch.tensor([0, 5, 7]), torch.zeros(3, dtype=torch.bool))
     assert again.lengths.tolist() == [8, 3, 1]
-    assert again.rows["x"][-3:, 1, 0].tolist() == [104.0, 107.0, 110.0]
-    assert again.rows["x"][:, 0, 0].tolist() == [0.0, 3.0, 6.0, 9.0, 100.0, 103.0, 106.0, 109.0]
+    held = again.extended("x", rows[:0])
+    assert held[-3:, 1, 0].tolist() == [104.0, 107.0, 110.0]
+    assert held[:, 0, 0].tolist() == [0.0, 3.0, 6.0, 9.0, 100.0, 103.0, 106.0, 109.0]
 
 
 def test_history_lets_go_of_rows_that_no_episode_needs():
     """Few rows are copied, so that the others can be freed; many stay where they are."""
-    extended = torch.arange(8.0).view(8, 1, 1)
-    for depth, copied in ((1, True), (3, True), (4, False), (6, False)):
+    for depth, held in ((0, 0), (1, 1), (3, 3), (4, 8), (6, 8)):
         history = EpisodicHistory.empty(1, {"x": 1})
-        history = history.advanced({"x": extended}, torch.tensor([8 - depth]), torch.tensor([False]))
-        assert history.rows["x"].flatten().tolist() == list(range(8 - depth, 8))
-        own = history.rows["x"].untyped_storage().data_ptr() != extended.untyped_storage().data_ptr()
-        assert own == copied
+        rows = torch.arange(8.0).view(8, 1, 1)
+        history = history.advanced({"x": rows}, torch.tensor([8 - depth]), torch.tensor([False]))
+        (part,) = history.rows["x"]
+        assert part.flatten().tolist() == list(range(8 - depth, 8))
+        assert part.untyped_storage().nbytes() == 4 * held
+
+
+@pytest.mark.parametrize("steps", [3, PART // 2, PART, PART + 5])
+def test_history_in_parts_equals_one_array(steps):
+    """Episodes that end now and then, and rows that their maker uses again."""
+    numbers = torch.Generator().manual_seed(1)
+    history, kept = EpisodicHistory.empty(2, {"x": 1}), torch.zeros(0, 2, 1)
+    for time in range(12):
+        rows = torch.randn(steps, 2, 1, generator=numbers)
+        extended = history.extended("x", rows)
+        assert torch.equal(extended, torch.cat([kept, rows]))
+        begins = len(kept) - history.lengths if time % 5 else torch.randint(0, len(extended), (2,), generator=numbers)
+        ends = torch.tensor([time % 4 == 3, time % 8 == 7])
+        history = history.advanced({"x": rows}, begins, ends)
+        rows.zero_()
+        assert history.lengths.tolist() == torch.where(ends, 0, len(extended) - begins).tolist()
+        assert history.depth == history.lengths.max()
+        kept = extended[len(extended) - history.depth :]
+        assert torch.equal(history.extended("x", rows[:0]), kept)
+        again = EpisodicHistory.from_tensors(history.tensors())
+        assert [part.tolist() for part in again.rows["x"]] == [part.tolist() for part in history.rows["x"]]
+
+
+def test_what_is_kept_of_an_episode_is_not_copied_as_it_grows():
+    history, rows, places = EpisodicHistory.empty(1, {"x": 1}), torch.zeros(PART // 2, 1, 1), []
+    for time in range(8):
+        history = history.advanced({"x": rows}, torch.tensor([0]), torch.tensor([False]))
+        parts = history.rows["x"]
+        assert len(parts) == time // 2 + 1  # short ones become one
+        assert [part.data_ptr() for part in parts[: len(places) - 1]] == places[:-1]
+        places = [part.data_ptr() for part in parts]
+
+
+def test_a_history_of_older_checkpoints_was_one_tensor():
+    rows = torch.arange(6.0).view(3, 2, 1)
+    history = EpisodicHistory.from_tensors({"history.lengths": torch.tensor([3, 1]), "history.obs": rows})
+    assert torch.equal(history.extended("obs", rows + 9), torch.cat([rows, rows + 9]))
 
 
 def test_queue_grows_by_doubling_and_knows_the_bytes_it_may_take():

@@ -29,7 +29,7 @@ from deir.algorithm.types import Shared
 from deir.config import NetworkConfig
 from deir.envs.spaces import PackedBox
 from deir.errors import UserError
-from deir.fast.acting import ActingOnRepeats, FrozenPolicy
+from deir.fast.acting import ActingOnAnything, ActingOnRepeats, FrozenPolicy
 from deir.fast.gru import gru_scan
 from deir.fast.ops import FastOps
 from deir.fast.patches import tabulate
@@ -354,3 +354,21 @@ def test_the_frozen_policy_is_the_policy_in_evaluation_mode(size, norm):
         found = cache.lookup(views.numpy())
         torch.testing.assert_close(cache.gates[found], frozen.gates(views.numpy()), rtol=1e-4, atol=1e-4)
         assert np.array_equal(found, cache.lookup(views.numpy()))
+
+
+@pytest.mark.parametrize("encoder", ["impala", "dqn"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_frozen_policy_of_images_embeds_as_it_does_while_it_learns(encoder, precision):
+    torch.manual_seed(0)
+    space = spaces.Box(0, 255, (48, 48, 3), np.uint8)
+    ops = FastOps(precision)
+    policy = Policy(space, spaces.Discrete(7), NetworkConfig(norm="layer", encoder=encoder), ops)
+    for parameter in policy.encoder.parameters():  # gains and shifts that make a difference
+        nn.init.normal_(parameter, 0.1, 0.1)
+    images = torch.randint(0, 256, (20, 48, 48, 3), dtype=torch.uint8)
+    frozen, learnt = ActingOnAnything(policy, precision).frozen, ops.embed(policy.encoder, images).gather()
+    assert learnt.requires_grad and not learnt.isnan().any()
+    with torch.no_grad():
+        expected = F.linear(learnt, policy.gru.weight_ih, policy.gru.bias_ih)
+        for some in (images, images[:5]):
+            assert torch.equal(frozen.gates(some.numpy()), expected[: len(some)])

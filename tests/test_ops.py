@@ -99,7 +99,7 @@ def ppo_loss(ops, network, numbers):
 def distances(ops, network, numbers):
     queries, keys = torch.randn(2, 9, 3, 4, generator=numbers), torch.randn(2, 12, 3, 4, generator=numbers)
     first, last = torch.randint(0, 12, (9, 3), generator=numbers), torch.arange(9) + 2
-    ratios = ops.min_ratio(*queries, *keys, first, last, 1e-6)
+    ratios = ops.min_ratio(*queries, *([rows] for rows in keys), first, last, 1e-6)
     return torch.cat([ratios[..., None], ops.nearest(queries[0], keys[0], first, last, 2)], -1)
 
 

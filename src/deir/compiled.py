@@ -73,4 +73,10 @@ class _CompilationNotice(event.Listener):  # type: ignore[misc]
         """Nothing to say."""
 
 
-event.register("numba:compile", _CompilationNotice())
+_NOTICE = _CompilationNotice()
+event.register("numba:compile", _NOTICE)
+
+
+def has_compiled() -> bool:
+    """Whether this process has compiled anything, which takes more memory than training."""
+    return _NOTICE.given

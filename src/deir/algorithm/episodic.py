@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -75,8 +77,8 @@ def repeats_in_episode(ids: Tensor, next_ids: Tensor, first: Tensor, last: Tenso
 def episodic_min_ratio(
     query_obs: Tensor,  # [T, N, F]
     query_traj: Tensor,  # [T, N, H]
-    key_obs: Tensor,  # [S, N, F]
-    key_traj: Tensor,  # [S, N, H]
+    key_obs: Sequence[Tensor],  # [S, N, F] in parts, one after the other
+    key_traj: Sequence[Tensor],  # [S, N, H] likewise
     first: Tensor,  # [T, N] int64: first key row of the episode
     last: Tensor,  # [T] int64: last key row to compare with, the same for all environments
     eps: float,
@@ -85,9 +87,9 @@ def episodic_min_ratio(
     """Equation 4: r_t = min_i dist²(e_obs_i, e_obs_{t+1}) / (dist(e_traj_i, e_traj_t) + ε), 0 without any i. [T, N]"""
     rewards = []
     for n in range(query_obs.shape[1]):
-        ratios = distances(query_obs[:, n], key_obs[:, n]).square()  # [T, S]
-        ratios /= distances(query_traj[:, n], key_traj[:, n]) + eps
-        rewards.append(ratios.masked_fill(outside(first[:, n], last, len(key_obs)), torch.inf).amin(1))
+        ratios = distances(query_obs[:, n], of_environment(key_obs, n)).square()  # [T, S]
+        ratios /= distances(query_traj[:, n], of_environment(key_traj, n)) + eps
+        rewards.append(ratios.masked_fill(outside(first[:, n], last, ratios.shape[1]), torch.inf).amin(1))
     found = torch.stack(rewards, 1)
     nothing = found.isinf() if repeated is None else found.isinf() | repeated
     return found.masked_fill(nothing, 0.0).to(query_obs.dtype)
@@ -107,6 +109,11 @@ def episodic_nearest(
         squares = squares.masked_fill(outside(first[:, n], last, len(keys)), torch.inf).sort(1).values
         nearest.append(F.pad(squares, (0, k), value=torch.inf)[:, :k])
     return torch.stack(nearest, 1)
+
+
+def of_environment(parts: Sequence[Tensor], n: int) -> Tensor:
+    """The rows of one environment. [S, N, F] in parts -> [S, F]"""
+    return torch.cat([part[:, n] for part in parts])
 
 
 def distances(queries: Tensor, keys: Tensor) -> Tensor:

@@ -10,52 +10,89 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+PART = 256  # rows from which on a part of the history is left as it is
+
 
 @dataclass(frozen=True)
 class EpisodicHistory:
-    """The steps of each running episode that lie before the rollout, right-aligned: row -1 is the newest.
+    """The steps of each running episode that lie before the rollout, right-aligned: the last row is the newest.
 
-    Rows hold whatever the method compares with, one tensor [L, N, F] a name; environment n uses its last lengths[n].
+    Rows [L, N, F] hold whatever the method compares with; environment n uses its last lengths[n]. They stand in parts,
+    about one for each rollout, which nobody writes to: what is kept of an episode is never copied as it grows.
     """
 
-    rows: dict[str, Tensor]
+    rows: dict[str, tuple[Tensor, ...]]  # parts of each name, at least one
     lengths: Tensor  # [N] int64
 
     @classmethod
     def empty(cls, n_envs: int, widths: dict[str, int], device: torch.device | str = "cpu") -> EpisodicHistory:
-        rows = {name: torch.zeros(0, n_envs, width, device=device) for name, width in widths.items()}
+        rows: dict[str, tuple[Tensor, ...]] = {
+            name: (torch.zeros(0, n_envs, width, device=device),) for name, width in widths.items()
+        }
         return cls(rows, torch.zeros(n_envs, dtype=torch.int64, device=device))
 
     @property
     def depth(self) -> int:
-        return len(next(iter(self.rows.values())))
+        return sum(map(len, next(iter(self.rows.values()))))
 
     def extended(self, name: str, new: Tensor) -> Tensor:
         """[L, N, F] history followed by [T, N, F] new rows."""
-        return torch.cat([self.rows[name], new])
+        return torch.cat(self.parts(name, new))
 
-    def advanced(self, extended: dict[str, Tensor], first: Tensor, starts_next: Tensor) -> EpisodicHistory:
-        """The history after a rollout, of the rows [L+T, N, F] that `extended` gave.
+    def parts(self, name: str, new: Tensor) -> list[Tensor]:
+        """The same, without a copy."""
+        return [*self.rows[name], new]
 
-        first: [N] the row where the last step's episode begins
+    def advanced(self, new: dict[str, Tensor], first: Tensor, starts_next: Tensor) -> EpisodicHistory:
+        """The history after a rollout that adds new rows [T, N, F].
+
+        first: [N] the row where the last step's episode begins, counted in the rows that `extended` gives
         """
-        total = len(next(iter(extended.values())))
+        total = self.depth + len(next(iter(new.values())))
         lengths = torch.where(starts_next, 0, total - first)
         depth = int(lengths.max())
-        few = 2 * depth < total  # a copy of few rows lets the others go
-        rows = {name: x[total - depth :].clone() if few else x[total - depth :] for name, x in extended.items()}
-        return EpisodicHistory(rows, lengths)
+        return EpisodicHistory(
+            {name: _newest(_with_more(self.rows[name], rows), depth) for name, rows in new.items()}, lengths
+        )
 
     def to(self, device: torch.device) -> EpisodicHistory:
-        return EpisodicHistory({name: rows.to(device) for name, rows in self.rows.items()}, self.lengths.to(device))
+        rows = {name: tuple(part.to(device) for part in parts) for name, parts in self.rows.items()}
+        return EpisodicHistory(rows, self.lengths.to(device))
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"history.lengths": self.lengths, **{f"history.{name}": rows for name, rows in self.rows.items()}}
+        parts = {f"history.{name}.{i}": part for name, parts in self.rows.items() for i, part in enumerate(parts)}
+        return {"history.lengths": self.lengths, **parts}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> EpisodicHistory:
-        named = {name.removeprefix("history."): t for name, t in tensors.items() if name.startswith("history.")}
-        return cls({name: rows for name, rows in named.items() if name != "lengths"}, named["lengths"])
+        """Also of older checkpoints, where rows stood in one part."""
+        rows: dict[str, tuple[Tensor, ...]] = {}
+        for label, tensor in tensors.items():
+            prefix, _, name = label.partition(".")
+            name = name.partition(".")[0]
+            if prefix == "history" and name != "lengths":
+                rows[name] = (*rows.get(name, ()), tensor)
+        return cls(rows, tensors["history.lengths"])
+
+
+def _with_more(parts: tuple[Tensor, ...], new: Tensor) -> tuple[Tensor, ...]:
+    """A short part takes the new rows in: many parts would take long to go through. They are copied, since whoever
+    made them may write to them."""
+    *before, last = parts
+    return (*parts, new.clone()) if len(last) >= PART else (*before, torch.cat([last, new]))
+
+
+def _newest(parts: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
+    """The last `count` rows, in at least one part."""
+    kept: list[Tensor] = []
+    for part in reversed(parts):
+        rows = part[max(0, len(part) - count) :]
+        few = 2 * len(rows) < len(part)  # a copy of few rows lets the others go
+        kept.append(rows.clone() if few else rows)
+        count -= len(rows)
+        if count == 0:
+            break
+    return tuple(reversed(kept))
 
 
 class ObservationQueue:

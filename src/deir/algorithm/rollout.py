@@ -86,7 +86,8 @@ def collect(
     with timer("forward"):
         rollout = _rollout(played, position.hidden.device)
         trace = _trace(policy, played, bootstrap)
-    after = Position(played.observations, played.starts[-1], played.after[-1], played.known)
+    memory = played.after[-1].clone()  # without a hold on those of all other steps
+    after = Position(played.observations, played.starts[-1], memory, played.known)
     return Collected(rollout, trace, after, played)
 
 

@@ -130,7 +130,9 @@ class Trainer:
 
     def keep(self) -> None:
         """Remembers the present state as the last good one, for the case that training diverges."""
-        self.good = copy.deepcopy(self.state_dict())
+        state = self.state_dict()
+        never_changed = {id(tensor): tensor for tensor in self.model.state.tensors().values()}  # only replaced
+        self.good = copy.deepcopy(state, never_changed)
 
     def kept(self) -> dict[str, Any]:
         return self.good

@@ -16,7 +16,7 @@ from deir.algorithm.types import Rollout
 def no_visits(n_envs: int, device: torch.device | str = "cpu") -> EpisodicHistory:
     """The history of keys before the first rollout."""
     return EpisodicHistory(
-        {"keys": torch.zeros(0, n_envs, dtype=torch.int64, device=device)},
+        {"keys": (torch.zeros(0, n_envs, dtype=torch.int64, device=device),)},
         torch.zeros(n_envs, dtype=torch.int64, device=device),
     )
 
@@ -55,7 +55,7 @@ def first_visits(
     extended, episodes, first = _with_history(history, keys, starts)
     earliest = first_occurrences(extended, episodes, queries, first)  # [T, N]
     now = torch.arange(len(keys), device=keys.device)[:, None] + history.depth
-    advanced = history.advanced({"keys": extended}, first[-1], starts[-1])
+    advanced = history.advanced({"keys": keys}, first[-1], starts[-1])
     return (earliest > now if including_now else earliest >= now), advanced
 
 
@@ -73,7 +73,7 @@ def first_times(history: EpisodicHistory, keys: Tensor, starts: Tensor) -> tuple
     new[1:] = (ordered[1:] != ordered[:-1]) | (numbers[1:] != numbers[:-1])
     found = torch.zeros(rows * envs, dtype=torch.bool, device=keys.device)
     found[belongs[order]] = new
-    return found.view(envs, rows).T[history.depth :], history.advanced({"keys": extended}, first[-1], starts[-1])
+    return found.view(envs, rows).T[history.depth :], history.advanced({"keys": keys}, first[-1], starts[-1])
 
 
 def visit_counts(
@@ -85,7 +85,7 @@ def visit_counts(
     """How many of the episode's keys at 0 … t equal each query [T, N], and the history after the rollout."""
     extended, episodes, first = _with_history(history, keys, starts)
     counts = earlier_occurrences(extended, episodes, queries, first)
-    return counts, history.advanced({"keys": extended}, first[-1], starts[-1])
+    return counts, history.advanced({"keys": keys}, first[-1], starts[-1])
 
 
 def _with_history(history: EpisodicHistory, keys: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from deir.algorithm.networks import GridEncoder, VectorEncoder
 from deir.algorithm.policy import Policy
 from deir.algorithm.types import ObservationTable, Shared
+from deir.config import Precision
 from deir.envs.spaces import packed_view
 from deir.fast.arrays import arrays_of
 from deir.fast.blas import product
@@ -24,6 +25,7 @@ from deir.fast.planning import occurring_rows
 from deir.fast.threads import share_out
 from deir.fast.vector_encoder import FrozenVectorEncoder
 from deir.fast.views import encode_grids
+from deir.fast.whole_images import LaidOut, laid_out, runs_on_images
 
 VIEWS = 8  # of a job
 CAPACITY = 4096  # observations, at first
@@ -62,17 +64,21 @@ class FrozenGridEncoder:
 class FrozenPolicy:
     """Everything a step of the policy needs, prepared once a rollout."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy.eval()
+    def __init__(self, policy: Policy, precision: Precision = "fp32") -> None:
+        """precision: of the factors of an image encoder's convolutions"""
+        self.policy, self.precision = policy.eval(), precision
         gemm, encoder, cell = product(policy.gru.weight_hh.dtype), policy.encoder, policy.gru
         assert gemm is not None
         self.gemm = gemm
         self.grids: FrozenGridEncoder | None = None
         self.vectors: FrozenVectorEncoder | None = None
+        self.images: LaidOut | None = None
         if type(encoder) is GridEncoder and is_affine(encoder.input_norm):
             self.grids = FrozenGridEncoder(encoder, (cell.weight_ih.T, cell.bias_ih), gemm)
         elif isinstance(encoder, VectorEncoder) and FrozenVectorEncoder.takes(encoder):
             self.vectors = FrozenVectorEncoder(encoder)
+        elif runs_on_images(encoder):
+            self.images = laid_out(encoder)
         first, norm, _, last = policy.actor
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
         layers = (
@@ -89,6 +95,8 @@ class FrozenPolicy:
         given = torch.from_numpy(observations)
         if self.vectors is not None:
             embedded = self.vectors(given)
+        elif self.images is not None:
+            embedded = self.images.embed(given, self.precision)
         else:
             embedded = self.policy.ops.embed(self.policy.encoder, given).gather()
         return gru_gates(self.policy.gru, Shared(embedded)).values
@@ -106,8 +114,8 @@ class ActingOnAnything:
 
     known = None
 
-    def __init__(self, policy: Policy) -> None:
-        self.frozen = FrozenPolicy(policy)
+    def __init__(self, policy: Policy, precision: Precision = "fp32") -> None:
+        self.frozen = FrozenPolicy(policy, precision)
         self.seen: list[Tensor] = []
 
     def step(self, observations: NDArray[Any], hidden: Tensor) -> tuple[Tensor, Tensor]:

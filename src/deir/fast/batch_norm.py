@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn import functional as F
 
 from deir.algorithm.layers import Head
 from deir.algorithm.types import Shared
@@ -199,7 +198,7 @@ def run_head(head: Head, x: Tensor, share: Share | None = None) -> Tensor:
         if isinstance(linear, nn.Linear) and trains_by_batch(norm):
             x = gathered_norm(norm, x @ linear.weight.T, each_row(x), linear.bias, share or Share.equal(x))
         else:
-            x = F.relu(norm(linear(x)))
+            x = norm(linear(x)).relu_()
     return last(x)
 
 

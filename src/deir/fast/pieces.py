@@ -22,6 +22,7 @@ from deir.algorithm.networks import (
     VectorEncoder,
 )
 from deir.config import Precision
+from deir.fast.arrays import with_gradient
 from deir.fast.threads import in_parallel
 from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
 from deir.fast.whole_grid import embed_views, runs_whole
@@ -50,7 +51,7 @@ class _InPieces(Function):
         outputs, ctx.outputs = ctx.outputs, ()
         grads = grad.split([len(output) for output in outputs])
         pairs = list(zip(outputs, grads, strict=True))
-        parts = in_parallel(lambda pair: torch.autograd.grad(pair[0], ctx.parameters, pair[1]), pairs)
+        parts = in_parallel(lambda pair: torch.autograd.grad(with_gradient(*pair), ctx.parameters), pairs)
         return None, None, None, *(sum_in_order(part) for part in zip(*parts, strict=True))
 
 

@@ -21,6 +21,7 @@ from deir.algorithm.types import PolicyBatch, Rows, Shared
 from deir.compiled import Array
 from deir.config import PPOConfig
 from deir.fast import network_program as layers
+from deir.fast.arrays import with_gradient
 from deir.fast.blas import product
 from deir.fast.flat_adam import FlatAdam
 from deir.fast.network_program import Matrix
@@ -51,7 +52,7 @@ def train_policy(
         embedded, rows = embed(policy.encoder, batch.rows)
         by_embedded = _through_tail(tail, number, embedded, rows)
         if embedded.requires_grad:
-            embedded.backward(by_embedded)
+            with_gradient(embedded, by_embedded).backward()
         if not (adam.run(number, number + 1) and np.isfinite(figures[number]).all()):
             diverged(policy, optimizer.name, torch.tensor(figures[number, :, 0].sum(), device="cpu"))
         optimizer.steps += 1

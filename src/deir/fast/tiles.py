@@ -6,10 +6,13 @@ environment is a job of its own, over just the rows of its episodes. A job gives
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from deir.algorithm.episodic import of_environment
 from deir.compiled import Array, compiled, compiled_sums
 from deir.fast.arrays import arrays_of
 from deir.fast.threads import in_parallel, share_out
@@ -52,8 +55,8 @@ def _ratios(
 def min_ratio(
     query_obs: Tensor,  # [T, N, F]
     query_traj: Tensor,  # [T, N, H]
-    key_obs: Tensor,  # [S, N, F]
-    key_traj: Tensor,  # [S, N, H]
+    key_obs: Sequence[Tensor],  # [S, N, F] in parts, one after the other
+    key_traj: Sequence[Tensor],  # [S, N, H] likewise
     first: Tensor,  # [T, N] int64: first key row of the episode
     last: Tensor,  # [T] int64: last key row to compare with, the same for all environments
     eps: float,
@@ -63,10 +66,14 @@ def min_ratio(
 
     From differences, since |a|² + |b|² - 2ab loses the small distances that decide the minimum.
     """
-    begins = first if repeated is None else torch.where(repeated, len(key_obs), first)
-    rows = [x.transpose(0, 1).contiguous() for x in (query_obs, query_traj, key_obs, key_traj, begins)]  # [N, …]
-    arrays, ends, rewards = arrays_of(*rows), last.numpy(), np.empty(first.T.shape, rows[0].numpy().dtype)
-    share_out(lambda n: _ratios(*(array[n] for array in arrays), ends, eps, rewards[n]), len(rewards))
+    begins = first if repeated is None else torch.where(repeated, sum(map(len, key_obs)), first)
+    ends, rewards = last.numpy(), np.empty(first.T.shape, arrays_of(query_obs[:0])[0].dtype)
+
+    def search(n: int) -> None:  # in a copy of its own environment's rows: one of all would be as long as the history
+        keys = of_environment(key_obs, n), of_environment(key_traj, n)
+        _ratios(*arrays_of(query_obs[:, n], query_traj[:, n], *keys, begins[:, n]), ends, eps, rewards[n])
+
+    share_out(search, len(rewards))
     return torch.from_numpy(rewards).T
 
 

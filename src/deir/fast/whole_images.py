@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,28 @@ def runs_on_images(encoder: nn.Module) -> bool:
     return not batch and first.device.type == "cpu" and product(first.dtype) is not None
 
 
+class LaidOut(NamedTuple):
+    """An encoder's parameters as its pass takes them."""
+
+    kind: type[ImpalaPass | DqnPass]
+    eps: float
+    parameters: list[Tensor]
+
+    def embed(self, images: Tensor, precision: Precision) -> Tensor:
+        """Without a gradient. [B, H, W, C] -> [B, features]"""
+        parameters = [parameter.detach() for parameter in self.parameters]
+        return self.kind(images, self.eps, precision, parameters, keep=False).forward()
+
+
 def embed_images(encoder: Encoder, images: Tensor, precision: Precision = "fp32") -> Tensor:
     """[B, H, W, C] -> [B, features]; precision: of the factors of convolutions"""
+    laid = laid_out(encoder)
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in laid.parameters):
+        return _WholeImages.apply(laid.kind, images, laid.eps, precision, *laid.parameters)
+    return laid.embed(images, precision)
+
+
+def laid_out(encoder: Encoder) -> LaidOut:
     assert isinstance(encoder, (ConvEncoder, ImpalaEncoder))
     kind = PASSES[type(encoder)]
     convs = [module for module in encoder.body.modules() if isinstance(module, nn.Conv2d)]
@@ -40,16 +60,13 @@ def embed_images(encoder: Encoder, images: Tensor, precision: Precision = "fp32"
     linear, norm, _ = encoder.tail
     assert isinstance(linear, nn.Linear)
     eps = norm.eps if isinstance(norm, nn.LayerNorm) else -1.0
-    parameters = [*kind.of_input(norms[0], images)]
+    parameters = [*kind.of_input(norms[0])]
     for index, (conv, after) in enumerate(zip(convs, norms[1:], strict=True)):
         assert conv.bias is not None
         parameters += [kind.kernel_of(conv, index), conv.bias, *_gain_and_shift(after)]
     channels = convs[-1].out_channels
     weight = linear.weight.view(len(linear.weight), channels, -1).transpose(1, 2).flatten(1)
-    parameters += [weight, linear.bias, *_gain_and_shift(norm)]
-    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
-        return _WholeImages.apply(kind, images, eps, precision, *parameters)
-    return kind(images, eps, precision, [parameter.detach() for parameter in parameters], keep=False).forward()
+    return LaidOut(kind, eps, [*parameters, weight, linear.bias, *_gain_and_shift(norm)])
 
 
 def _gain_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -115,7 +132,7 @@ class ImpalaPass(ImagePass):
         self.places = [np.empty(pooled.shape, np.uint8) for pooled in self.pooled]
 
     @staticmethod
-    def of_input(norm: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    def of_input(norm: nn.Module) -> tuple[Tensor, Tensor]:
         """In their own order: [C*H*W]"""
         if not isinstance(norm, nn.LayerNorm):
             return torch.ones(0), torch.zeros(0)
@@ -227,7 +244,7 @@ class DqnPass(ImagePass):
         super().__init__(images, eps, precision, layers, list(first), list(given[-4:]), keep)
 
     @classmethod
-    def of_input(cls, norm: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    def of_input(cls, norm: nn.Module) -> tuple[Tensor, Tensor]:
         """By blocks, in the order of `standard_blocks`."""
         if not isinstance(norm, nn.LayerNorm):
             return torch.ones(0), torch.zeros(0)

@@ -46,16 +46,16 @@ class EpisodicNovelty(TrajectoryModel):
         new = {"obs": seen.obs, **({"traj": key_traj} if self.mutual_information else {})}
         first = episode_first_positions(rollout.starts[:-1], history.lengths)  # [T, N]
         last = torch.arange(len(first), device=first.device) + history.depth - (1 if pairing == "eq4" else 0)
-        keys = {name: history.extended(name, rows) for name, rows in new.items()}  # [L+T, N, F]
+        keys = {name: history.parts(name, rows) for name, rows in new.items()}  # [L+T, N, F] in parts
         if self.mutual_information:
             repeated = repeats_in_episode(rollout.ids[:-1], rollout.next_ids, first, last, history.depth)
             rewards = self.ops.min_ratio(
                 seen.next_obs, query_traj, keys["obs"], keys["traj"], first, last, self.options.eps, repeated
             )
         else:
-            nearest = self.ops.nearest(seen.next_obs, keys["obs"], first, last, 1)[..., 0].sqrt()
+            nearest = self.ops.nearest(seen.next_obs, torch.cat(keys["obs"]), first, last, 1)[..., 0].sqrt()
             rewards = torch.where(nearest.isinf(), 0.0, nearest).to(seen.obs.dtype)
-        history = history.advanced(keys, first[-1], rollout.starts[-1])
+        history = history.advanced(new, first[-1], rollout.starts[-1])
         return rewards * rollout.valid, self.state_after(seen, history)
 
     def compared_trajectories(self, seen: Trajectories) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ class Etd(TrajectoryModel):
         keys = history.extended("obs", seen.obs)  # [L+T, N, F]
         repeated = repeats_in_episode(rollout.ids[:-1], rollout.next_ids, first, last, history.depth)
         rewards = self.ops.min_quasimetric(seen.next_obs, keys, first, last, repeated)
-        history = history.advanced({"obs": keys}, first[-1], rollout.starts[-1])
+        history = history.advanced({"obs": seen.obs}, first[-1], rollout.starts[-1])
         return rewards * rollout.valid, RewardState(history=history)
 
     @torch.no_grad()

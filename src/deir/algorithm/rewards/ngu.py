@@ -51,7 +51,7 @@ class Ngu(TrajectoryModel):
         distances = self.ops.nearest(seen.next_obs, keys, first, last, self.options.neighbours)  # [T, N, k]
         rewards = self.inverse_similarity(distances, self.mean_distances(distances, rollout.valid))
         rewards = rewards.to(seen.obs.dtype) * rollout.valid
-        after = self.state_after(seen, history.advanced({"obs": keys}, first[-1], rollout.starts[-1]))
+        after = self.state_after(seen, history.advanced({"obs": seen.obs}, first[-1], rollout.starts[-1]))
         if self.rnd is None:
             return rewards, after
         factor, of_rnd = self.rnd.lifelong_factor(rollout)

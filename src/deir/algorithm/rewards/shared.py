@@ -91,7 +91,8 @@ class TrajectoryModel(IntrinsicReward):
     def state_after(self, seen: Trajectories, history: EpisodicHistory | None = None) -> RewardState:
         if not self.recurrent:
             return RewardState(seen.before[-1], history)
-        return RewardState(seen.after[-1], history, ForUpdate(memories=seen.before))
+        memory = seen.after[-1].clone()  # without a hold on those of all other steps
+        return RewardState(memory, history, ForUpdate(memories=seen.before))
 
     def transitions(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """e_traj_t and e_traj_{t+1} of a batch. [B, H] each"""

@@ -16,6 +16,7 @@ import torch
 from gymnasium import Space
 from torch.utils.flop_counter import FlopCounterMode
 
+from deir import compiled
 from deir.algorithm.ops import PlainOps
 from deir.algorithm.policy import Policy
 from deir.algorithm.reward_model import RewardModel
@@ -175,6 +176,15 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def in_own_process(job: str, *arguments: Any) -> dict[str, Any]:
+    """Done once more where loops had to be compiled: the compiler takes more memory than training."""
+    figures = _in_new_process(job, *arguments)
+    if figures.pop("compiled"):
+        figures = _in_new_process(job, *arguments)
+        figures.pop("compiled")  # once more, if no directory can be written that remembers the loops
+    return figures
+
+
+def _in_new_process(job: str, *arguments: Any) -> dict[str, Any]:
     command = [*python(__name__, main.__name__), json.dumps([job, arguments])]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -186,4 +196,4 @@ def main() -> None:
     """One job, in a process of its own."""
     name, arguments = json.loads(sys.argv[1])
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    print(json.dumps(JOBS[name](*arguments)))
+    print(json.dumps({**JOBS[name](*arguments), "compiled": compiled.has_compiled()}))
