@@ -66,12 +66,13 @@ class EpisodicHistory:
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> EpisodicHistory:
         """Also of older checkpoints, where rows stood in one part."""
-        rows: dict[str, tuple[Tensor, ...]] = {}
+        parts: dict[str, dict[int, Tensor]] = {}
         for label, tensor in tensors.items():
             prefix, _, name = label.partition(".")
-            name = name.partition(".")[0]
+            name, _, number = name.partition(".")
             if prefix == "history" and name != "lengths":
-                rows[name] = (*rows.get(name, ()), tensor)
+                parts.setdefault(name, {})[int(number or 0)] = tensor
+        rows = {name: tuple(part[i] for i in sorted(part)) for name, part in parts.items()}
         return cls(rows, tensors["history.lengths"])
 
 
