@@ -191,6 +191,39 @@ def test_a_thread_may_join_late_or_never():
     assert works and all(torch.equal(tensor, joined[name]) for name, tensor in alone.items())
 
 
+def test_a_program_is_written_once_and_anew_for_moments_that_are_loaded(monkeypatch):
+    trainer, _ = trained(FastOps(), double=False, method="rnd")
+    optimizer, written = trainer.optimizer, []
+    write = updates.after_encoder
+    monkeypatch.setattr(updates, "after_encoder", lambda *given: written.append(1) or write(*given))
+
+    def update():
+        rollout, trace, *_ = collected(trainer)
+        ones, generator = torch.ones(rollout.shape), torch.Generator().manual_seed(0)
+        update_policy(trainer.policy, optimizer, rollout, trace, ones, ones, trainer.config.ppo, generator)
+
+    update()
+    assert not written
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    loaded = optimizer.exp_avg.clone()
+    update()
+    assert written == [1] and not torch.equal(optimizer.exp_avg, loaded)
+
+
+def test_buffers_have_room_for_the_largest_batch_and_lines_of_their_own():
+    written = program.Program(torch.float32)
+    rows = written.given("rows")
+    places = [written.buffer(rows, 3), written.buffer(written.plus(5, rows, 4), 2, np.float64), written.buffer(7, 1)]
+    after = written.plus(places[0], rows, 12)
+    ready = program.Ready(written, [{"rows": 50}, {"rows": 70}, {"rows": 0}])
+    assert (ready.table[:, after] == ready.table[:, places[0]] + np.array([50, 70, 0]) * 12).all()
+    begins, sizes = ready.table[0, places], [70 * 12, 285 * 16, 7 * 4]
+    assert (ready.table[:, places] == begins).all() and not (begins % program.LINE).any()
+    room = ready.room.ctypes.data, ready.room.ctypes.data + ready.room.nbytes
+    ends = [begin + -(-size // program.LINE) * program.LINE for begin, size in zip(begins, sizes, strict=True)]
+    assert room[0] <= begins[0] and ends[0] <= begins[1] and ends[1] <= begins[2] and ends[2] <= room[1]
+
+
 def test_the_exponential_of_vector_code():
     @compiled
     def apply(x, out):

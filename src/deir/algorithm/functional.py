@@ -20,12 +20,10 @@ def gae(
     """
     deltas = rewards + gamma * next_values - values
     decay = gamma * lam * (~dones).to(deltas.dtype)
-    advantages = torch.empty_like(deltas)
-    advantage = torch.zeros_like(deltas[0])
-    for t in reversed(range(len(deltas))):
-        advantage = deltas[t] + decay[t] * advantage
-        advantages[t] = advantage
-    return advantages
+    advantages = [torch.zeros_like(deltas[0])]
+    for delta, keep in zip(reversed(deltas.unbind()), reversed(decay.unbind()), strict=True):
+        advantages.append(delta + keep * advantages[-1])
+    return torch.stack(advantages[:0:-1])
 
 
 def occurrence_ranks(keys: Tensor) -> Tensor:

@@ -20,28 +20,33 @@ from deir.fast.flat_adam import FlatAdam
 from deir.fast.model_program import Figures, steps
 from deir.fast.network_program import Matrix
 from deir.fast.program import Operand, Program
-from deir.fast.threads import in_parallel
-from deir.fast.updates import PARTS, Given, kinds_of, plan, run_steps
+from deir.fast.threads import share_out
+from deir.fast.updates import PARTS, Given, kinds_of, plan, run_steps, step, written
+
+FIGURES = 5  # that a step leaves
 
 
 def train_discriminator(reward: Deir, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
     """`Deir.loss`, or with random distillation beside it; gives each figure of each step."""
     dtype, rnd = optimizer.values.dtype, reward.rnd if isinstance(reward, DeirRnd) else None
-    program, given = Program(dtype), [Given() for _ in batches]
-    figures = Figures(program, 5)
-    rows, twice = program.given("transitions"), program.given("offered")
-    sides = steps(program, reward, twice)
-    taken = Matrix(program.given("taken"), rows, reward.actions.width)
-    logits, back_of_head = _head_of_parts(program, reward.discriminator, [sides.now, sides.then, taken], rows)
-    by_logits = program.buffer(twice, 1)
-    program.emit(
-        machine.DISCRIMINATION, PARTS, logits.at, rows, program.given("differs"), program.given("different"), by_logits,
-        *figures.next(4),
-    )  # fmt: skip
-    back_of_head(by_logits, [sides.by_now, sides.by_then])
-    sides.back()
-    if rnd is not None:
-        write_distillation(program, rnd, figures.next(1))
+    given = [Given() for _ in batches]
+
+    def write(program: Program) -> None:
+        figures = Figures(program, FIGURES)
+        rows, twice = program.given("transitions"), program.given("offered")
+        sides = steps(program, reward, twice)
+        taken = Matrix(program.given("taken"), rows, reward.actions.width)
+        logits, back_of_head = _head_of_parts(program, reward.discriminator, [sides.now, sides.then, taken], rows)
+        by_logits = program.buffer(twice, 1)
+        program.emit(
+            machine.DISCRIMINATION, PARTS, logits.at, rows, program.given("differs"), program.given("different"),
+            by_logits, *figures.next(4),
+        )  # fmt: skip
+        back_of_head(by_logits, [sides.by_now, sides.by_then])
+        sides.back()
+        if rnd is not None:
+            write_distillation(program, rnd, figures.next(1))
+        step(program, optimizer)
 
     kinds = kinds_of(reward.encoder, batches[0].observations.table, dtype)
 
@@ -50,8 +55,9 @@ def train_discriminator(reward: Deir, optimizer: FlatAdam, batches: Sequence[Bat
         if rnd is not None:
             prepare_distillation(batches[index], given[index])
 
-    in_parallel(prepare, range(len(batches)))
-    totals = run_steps(program, reward, optimizer, given, np.zeros((len(batches), PARTS, figures.count)))
+    share_out(prepare, len(batches))
+    program = written(optimizer, None, write)
+    totals = run_steps(program, reward, optimizer, given, np.zeros((len(batches), PARTS, FIGURES)))
     different = np.array([batch.numbers["different"] / batch.numbers["transitions"] for batch in given])
     return {
         "model_loss": 0.5 * (totals[:, 0] + totals[:, 1]) + totals[:, 4],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim.adam import adam
 
 from deir.algorithm.optimizer import diverged
 from deir.config import PPOConfig
+from deir.fast.program import Program
 
 
 class FlatAdam:
@@ -52,6 +54,7 @@ class FlatAdam:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing stands for no step taken yet."""
+        self.programs: dict[Hashable, Program] = {}  # of `updates.written`; they know where the moments are
         self.steps = torch.tensor(float(state.get("step", 0)), device=self.values.device)
         zeros = torch.zeros_like(self.values)
         self.exp_avg = state.get("exp_avg", zeros).to(zeros, copy=True)

@@ -43,8 +43,8 @@ from deir.fast.model_program import (
 )
 from deir.fast.network_program import Matrix
 from deir.fast.program import Program
-from deir.fast.threads import in_parallel
-from deir.fast.updates import PARTS, Given, kinds_of, plan, run_steps, trains_whole
+from deir.fast.threads import share_out
+from deir.fast.updates import PARTS, Given, kinds_of, plan, run_steps, step, trains_whole, written
 
 Update = Callable[[Any, FlatAdam, Sequence[Batch]], dict[str, Array]]
 
@@ -74,8 +74,8 @@ def _as_written(reward: IntrinsicReward) -> bool:
 
 
 def _train(
-    reward: IntrinsicReward, optimizer: FlatAdam, batches: Sequence[Batch], program: Program, figures: int,
-    prepare: Callable[[Batch, Given], None],
+    reward: IntrinsicReward, optimizer: FlatAdam, batches: Sequence[Batch], figures: int,
+    write: Callable[[Program], None], prepare: Callable[[Batch, Given], None],
 ) -> Array:  # fmt: skip
     """Every step; gives its figures [M, figures]."""
     given = [Given() for _ in batches]
@@ -86,7 +86,12 @@ def _train(
         given[index].tensor("actions", batch.actions)
         prepare(batch, given[index])
 
-    in_parallel(prepare_one, range(len(batches)))
+    def write_whole(program: Program) -> None:
+        write(program)
+        step(program, optimizer)
+
+    share_out(prepare_one, len(batches))
+    program = written(optimizer, None, write_whole)
     return run_steps(program, reward, optimizer, given, np.zeros((len(batches), PARTS, figures)))
 
 
@@ -104,18 +109,19 @@ def _prepare_steps(reward: TrajectoryModel, batch: Batch, kinds: Any, given: Giv
 def train_steps(reward: Any, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
     """An inverse model, a forward model, or both; random distillation may learn beside them."""
     dtype = optimizer.values.dtype
-    program, kinds = Program(dtype), kinds_of(reward.encoder, batches[0].observations.table, dtype)
-    figures, rows = Figures(program, 4), program.given("transitions")
+    kinds = kinds_of(reward.encoder, batches[0].observations.table, dtype)
     inverse, forward, rnd = (getattr(reward, name, None) for name in ("inverse_model", "forward_model", "rnd"))
     weight = 0.0 if forward is None else getattr(reward, "forward_weight", 1.0)
-    sides = steps(program, reward, rows)
-    if inverse is not None:
-        inverse_loss(program, inverse.head, sides, 1 - weight, figures.next(2))
-    if forward is not None:
-        forward_loss(program, forward.head, sides, reward.actions.width, weight, figures.next(1))
-    sides.back()
-    if rnd is not None:
-        write_distillation(program, rnd, figures.next(1))
+
+    def write(program: Program) -> None:
+        figures, sides = Figures(program, 4), steps(program, reward, program.given("transitions"))
+        if inverse is not None:
+            inverse_loss(program, inverse.head, sides, 1 - weight, figures.next(2))
+        if forward is not None:
+            forward_loss(program, forward.head, sides, reward.actions.width, weight, figures.next(1))
+        sides.back()
+        if rnd is not None:
+            write_distillation(program, rnd, figures.next(1))
 
     def prepare(batch: Batch, given: Given) -> None:
         _prepare_steps(reward, batch, kinds, given)
@@ -123,7 +129,7 @@ def train_steps(reward: Any, optimizer: FlatAdam, batches: Sequence[Batch]) -> d
         if rnd is not None:
             prepare_distillation(batch, given)
 
-    totals = list(_train(reward, optimizer, batches, program, figures.count, prepare).T)
+    totals = list(_train(reward, optimizer, batches, 4, write, prepare).T)
     found: dict[str, Array] = {}
     found |= {"inverse_loss": totals.pop(0), "inverse_accuracy": totals.pop(0)} if inverse is not None else {}
     found |= {"forward_loss": totals.pop(0)} if forward is not None else {}
@@ -135,34 +141,37 @@ def train_steps(reward: Any, optimizer: FlatAdam, batches: Sequence[Batch]) -> d
 
 def train_distillation(reward: Rnd, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
     """`RandomDistillation.loss` alone."""
-    program = Program(optimizer.values.dtype)
-    write_distillation(program, reward.rnd, Figures(program, 1).next(1))
-    totals = _train(reward, optimizer, batches, program, 1, prepare_distillation).T
+
+    def write(program: Program) -> None:
+        write_distillation(program, reward.rnd, Figures(program, 1).next(1))
+
+    totals = _train(reward, optimizer, batches, 1, write, prepare_distillation).T
     return {"model_loss": totals[0], "rnd_loss": totals[0]}
 
 
 def train_ensemble(reward: Disagreement, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
     """`Disagreement.loss`: each model on the distinct transitions that it drew."""
     dtype, models, inverse = optimizer.values.dtype, reward.ensemble, reward.inverse_model
-    program, kinds = Program(dtype), None
-    figures, rows = Figures(program, len(models) + 2), program.given("transitions")
-    taken = Matrix(program.given("taken"), rows, reward.actions.width)
-    if inverse is None:
-        now = then = Matrix(program.given("embeddings"), program.given("table"), reward.width)
-    else:
-        kinds = kinds_of(reward.encoder, batches[0].observations.table, dtype)
-        sides = steps(program, reward, rows)
-        now, then = sides.now, sides.then
-        inverse_loss(program, inverse.head, sides, 1.0, figures.next(2))
-        sides.back()
-    for k, model in enumerate(models):
-        count, share = program.given(f"count {k} drawn"), program.given(f"share {k} drawn")
-        parts = (now, program.given(f"now {k}")), (taken, program.given(f"action {k}"))
-        read = [gathered(program, table, places, count)[0] for table, places in parts]
-        guesses, back = head_of_parts(program, model.head, read, layers.Rows(count, rows, share=share))
-        places = program.given(f"then {k}")
-        by = squared_errors(program, guesses, then, figures.next(1), 0.5, rows=places, share=share)
-        back(by, [None, None])
+    kinds = None if inverse is None else kinds_of(reward.encoder, batches[0].observations.table, dtype)
+
+    def write(program: Program) -> None:
+        figures, rows = Figures(program, len(models) + 2), program.given("transitions")
+        taken = Matrix(program.given("taken"), rows, reward.actions.width)
+        if inverse is None:
+            now = then = Matrix(program.given("embeddings"), program.given("table"), reward.width)
+        else:
+            sides = steps(program, reward, rows)
+            now, then = sides.now, sides.then
+            inverse_loss(program, inverse.head, sides, 1.0, figures.next(2))
+            sides.back()
+        for k, model in enumerate(models):
+            count, share = program.given(f"count {k} drawn"), program.given(f"share {k} drawn")
+            parts = (now, program.given(f"now {k}")), (taken, program.given(f"action {k}"))
+            read = [gathered(program, table, places, count)[0] for table, places in parts]
+            guesses, back = head_of_parts(program, model.head, read, layers.Rows(count, rows, share=share))
+            places = program.given(f"then {k}")
+            by = squared_errors(program, guesses, then, figures.next(1), 0.5, rows=places, share=share)
+            back(by, [None, None])
 
     def prepare(batch: Batch, given: Given) -> None:
         given.tensor("taken", reward.actions.vector(batch.actions).to(dtype))
@@ -174,7 +183,7 @@ def train_ensemble(reward: Disagreement, optimizer: FlatAdam, batches: Sequence[
             _prepare_steps(reward, batch, kinds, given)
         _prepare_draws(batch, given, inverse is None)
 
-    totals = _train(reward, optimizer, batches, program, figures.count, prepare).T
+    totals = _train(reward, optimizer, batches, len(models) + 2, write, prepare).T
     if inverse is None:
         forward = totals[: len(models)].sum(0)
         return {"model_loss": forward, "forward_loss": forward / len(models)}
@@ -206,16 +215,17 @@ def _prepare_draws(batch: Batch, given: Given, of_table: bool) -> None:
 
 def train_contrast(reward: Etd, optimizer: FlatAdam, batches: Sequence[Batch]) -> dict[str, Array]:
     """`Etd.loss`"""
-    program, dtype = Program(optimizer.values.dtype), optimizer.values.dtype
-    kinds = kinds_of(reward.encoder, batches[0].observations.table, dtype)
-    write_contrast(program, reward.encoder, reward.potential)
+    kinds = kinds_of(reward.encoder, batches[0].observations.table, optimizer.values.dtype)
+
+    def write(program: Program) -> None:
+        write_contrast(program, reward.encoder, reward.potential)
 
     def prepare(batch: Batch, given: Given) -> None:
         assert batch.later is not None
         ids = torch.cat([batch.observations.ids, batch.later.ids])
         prepare_pairs(plan(reward.encoder, Rows(batch.observations.table, ids), kinds, given), given)
 
-    totals = _train(reward, optimizer, batches, program, 4, prepare).T
+    totals = _train(reward, optimizer, batches, 4, write, prepare).T
     return {"model_loss": totals[0] + totals[3], "contrastive_accuracy": totals[1], "pair_distance": totals[2]}
 
 

@@ -224,4 +224,4 @@ def runs_head(head: Head) -> bool:
 def count_batches(network: nn.Module, batches: int) -> None:
     for norm in _norms(network):
         if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked += batches
+            norm.num_batches_tracked.add_(batches)

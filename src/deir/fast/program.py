@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from deir.compiled import Array
+from deir.compiled import Array, compiled
 from deir.fast import machine
 from deir.fast.addresses import address_of_yield
 from deir.fast.blas import product
-from deir.fast.schedule import Operation, plan_of
+from deir.fast.schedule import Operation, Plan, plan_of
 from deir.fast.threads import join_in
 
 WIDE = 32  # columns of a job at least, where there are as many
@@ -27,6 +28,7 @@ class Register(int):
 
 
 Operand = Register | int  # an int stands for itself
+SUM, ROOM = range(2)  # what fills a register that no batch gives: a sum, or the address of a buffer
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Program:
     registers: int = 0
     constants: dict[int, Register] = field(default_factory=dict)
     names: dict[str, Register] = field(default_factory=dict)
-    derived: list[Callable[[Array], None]] = field(default_factory=list)  # what fills the other columns, in turn
+    derived: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # as `derive` takes them
     views: dict[int, int] = field(default_factory=dict)  # registers of parts of a buffer, and the buffer's
     reached: set[int] = field(default_factory=set)  # addresses of gradients that others may join
     kept: list[Any] = field(default_factory=list)  # alive as long as the program
@@ -67,24 +69,13 @@ class Program:
         if whole is not None:
             self.views[result] = self.views.get(whole, whole)
 
-        def fill(table: Array) -> None:
-            begin = table[:, base] if isinstance(base, Register) else base
-            table[:, result] = begin + table[:, register] * factor
-
-        self.derived.append(fill)
+        self.derived.append((SUM, result, self._of(base), register, factor))
         return result
 
     def buffer(self, rows: Operand, columns: int, kind: Any = None) -> Register:
-        """The address of a matrix that lives as long as the program, large enough for every batch."""
-        result = self._register()
-
-        def fill(table: Array) -> None:
-            most = int(table[:, rows].max()) if isinstance(rows, Register) else rows
-            size = np.dtype(kind or self.kind).itemsize
-            self.kept.append(np.empty(most * columns * size + LINE, np.uint8))
-            table[:, result] = -(-self.kept[-1].ctypes.data // LINE) * LINE
-
-        self.derived.append(fill)
+        """The address of a matrix that lives as long as a run, large enough for every batch."""
+        result, size = self._register(), np.dtype(kind or self.kind).itemsize
+        self.derived.append((ROOM, result, self._of(rows), 0, columns * size))
         return result
 
     def at(self, tensor: Tensor | None) -> int:
@@ -127,30 +118,53 @@ class Program:
             settings=(size,),
         )  # fmt: skip
 
+    @cached_property
+    def written(self) -> tuple[Array, Array, Plan]:
+        """The operations, their settings and when they run, as `machine.run` takes them; nothing may follow."""
+        code = np.zeros((len(self.operations), 2 + machine.OPERANDS), np.int64)
+        settings = np.zeros((len(self.operations), SETTINGS))
+        for op, (operation, numbers) in enumerate(zip(self.operations, self.settings, strict=True)):
+            code[op, :2] = operation[:2]
+            code[op, 2 : 2 + len(operation.operands)] = operation.operands
+            settings[op, : len(numbers)] = numbers
+        return code, settings, plan_of(tuple(self.operations), frozenset(self.views.items()))
+
     def run(self, batches: Sequence[dict[str, int]]) -> bool:
         """One step for each batch; False if a gradient was not finite, after which nothing more was done."""
         return Ready(self, batches).run(0, len(batches))
 
 
+@compiled
+def derive(table: Array, derived: Array, place: int) -> int:
+    """Fills the registers of all batches that no batch gives, in turn. Buffers begin at `place`; gives where they end.
+
+    table: [M, R], derived: [D, 5] what it is, the register, and of what: a + b * factor, or the address of as many rows
+    as the largest `a` of `factor` bytes each
+    """
+    for d in range(len(derived)):
+        kind, result, a, b, factor = derived[d]
+        if kind == SUM:
+            for batch in range(len(table)):
+                table[batch, result] = table[batch, a] + table[batch, b] * factor
+        else:
+            table[:, result] = place
+            place += -(-table[:, a].max() * factor // LINE) * LINE
+    return place
+
+
 class Ready:
     """A program with the registers of its batches."""
 
-    def __init__(self, program: Program, batches: Sequence[dict[str, int]]) -> None:
-        self.program = program
+    def __init__(self, program: Program, batches: Sequence[dict[str, int]], owner: Any = None) -> None:
+        """owner: of the memory that the batches' numbers point to"""
+        self.program, self.owner = program, owner
+        self.code, self.settings, self.plan = program.written
         self.table = table = np.empty((len(batches), program.registers), np.int64)
-        for value, register in program.constants.items():
-            table[:, register] = value
-        for name, register in program.names.items():
-            table[:, register] = [batch[name] for batch in batches]
-        for fill in program.derived:
-            fill(table)
-        self.code = np.zeros((len(program.operations), 2 + machine.OPERANDS), np.int64)
-        self.settings = np.zeros((len(program.operations), SETTINGS))
-        for op, (operation, numbers) in enumerate(zip(program.operations, program.settings, strict=True)):
-            self.code[op, :2] = operation[:2]
-            self.code[op, 2 : 2 + len(operation.operands)] = operation.operands
-            self.settings[op, : len(numbers)] = numbers
-        self.plan = plan_of(tuple(program.operations), frozenset(program.views.items()))
+        table[:, list(program.constants.values())] = list(program.constants)
+        table[:, list(program.names.values())] = [[batch[name] for name in program.names] for batch in batches]
+        derived = np.array(program.derived, np.int64).reshape(-1, 5)
+        self.room = np.empty(derive(table, derived, 0) + LINE, np.uint8)
+        derive(table, derived, -(-address(self.room) // LINE) * LINE)
 
     def give(self, batch: int, **numbers: int) -> None:
         """What was not known of a batch; sizes may only shrink, and nothing may be derived from them."""
@@ -166,7 +180,7 @@ class Ready:
             address_of_yield(),
         )  # fmt: skip
 
-        def work(kept: Any = self.program.kept) -> None:
+        def work(kept: Any = self) -> None:
             machine.run(*given)
 
         join_in(work)

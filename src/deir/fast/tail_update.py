@@ -27,7 +27,7 @@ from deir.fast.flat_adam import FlatAdam
 from deir.fast.network_program import Matrix
 from deir.fast.patches import PatchTable
 from deir.fast.program import Program, Ready
-from deir.fast.updates import GIVEN, PARTS, Given, after_encoder, step
+from deir.fast.updates import GIVEN, PARTS, Given, after_encoder, step, written
 
 Embed = Callable[[Encoder, Rows], Shared]
 
@@ -65,11 +65,14 @@ def _programs(
     policy: Policy, optimizer: FlatAdam, batches: Sequence[PolicyBatch], config: PPOConfig, figures: Array
 ) -> tuple[Ready, Ready]:
     """From embeddings to their gradient, and Adam."""
-    tail, adam = Program(optimizer.values.dtype), Program(optimizer.values.dtype)
-    embedded = Matrix(tail.given("embedded"), tail.given("observations"), policy.encoder.features)
     own = not isinstance(batches[0].rows.table, PatchTable)
-    after_encoder(tail, policy, embedded, config, own)(tail.given("by_embedded"))
-    step(adam, optimizer)
+
+    def write_tail(program: Program) -> None:
+        embedded = Matrix(program.given("embedded"), program.given("observations"), policy.encoder.features)
+        after_encoder(program, policy, embedded, config, own)(program.given("by_embedded"))
+
+    tail = written(optimizer, (config, own), write_tail)
+    adam = written(optimizer, "adam", lambda program: step(program, optimizer))
     given, before = [Given() for _ in batches], int(optimizer.steps)
     for number, (numbers, batch) in enumerate(zip(given, batches, strict=True)):
         size = len(batch.rows)
@@ -80,8 +83,8 @@ def _programs(
         # how many observations differ, and where their embeddings are, is known once they are made
         numbers.numbers |= {"batch": size, "observations": size, "embedded": 0, "by_embedded": 0}
         numbers.numbers["step"] = before + number + 1
-    tail.kept.append(given)
-    return tuple(Ready(program, [batch.numbers for batch in given]) for program in (tail, adam))  # type: ignore[return-value]
+    numbers_of_each = [batch.numbers for batch in given]
+    return Ready(tail, numbers_of_each, given), Ready(adam, numbers_of_each)
 
 
 def _through_tail(tail: Ready, number: int, embedded: Tensor, rows: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ say which observations and patches each mini-batch holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from deir.fast.flat_adam import FlatAdam
 from deir.fast.network_program import Matrix
 from deir.fast.patches import PatchTable
 from deir.fast.program import Operand, Program
-from deir.fast.threads import in_parallel
+from deir.fast.threads import share_out
 from deir.fast.vector_encoder import runs_on_vectors
 
 PARTS = 4  # jobs of a loss and of Adam
@@ -119,11 +119,18 @@ def step(program: Program, optimizer: FlatAdam) -> None:
     )  # fmt: skip
 
 
+def written(optimizer: FlatAdam, key: Hashable, write: Callable[[Program], None]) -> Program:
+    """What `write` writes, once for each optimiser. key: whatever differs between two programs for the same network"""
+    if key not in optimizer.programs:
+        optimizer.programs[key] = program = Program(optimizer.values.dtype)
+        write(program)
+    return optimizer.programs[key]
+
+
 def run_steps(
     program: Program, network: nn.Module, optimizer: FlatAdam, given: Sequence[Given], figures: Array
 ) -> Array:
-    """All steps; gives the figures of each [M, K], of which the first is its loss."""
-    step(program, optimizer)
+    """All steps of a program that ends with `step`; gives the figures of each [M, K], of which the first is a loss."""
     optimizer.gradients.zero_()  # a bias before a normalisation gets none
     before = int(optimizer.steps)
     for number, batch in enumerate(given):
@@ -172,11 +179,13 @@ def train_policy(
     policy: Policy, optimizer: FlatAdam, batches: Sequence[PolicyBatch], config: PPOConfig
 ) -> dict[str, Array]:
     """PPO's gradient steps; gives each figure of each step."""
-    dtype, given = optimizer.values.dtype, [Given() for _ in batches]
-    program = Program(dtype)
-    embedded, back_of_encoder = embed(program, policy.encoder)
-    back_of_encoder(after_encoder(program, policy, embedded, config)(None).at)
-    kinds = kinds_of(policy.encoder, batches[0].rows.table, dtype)
+    given = [Given() for _ in batches]
+    kinds = kinds_of(policy.encoder, batches[0].rows.table, optimizer.values.dtype)
+
+    def write(program: Program) -> None:
+        embedded, back_of_encoder = embed(program, policy.encoder)
+        back_of_encoder(after_encoder(program, policy, embedded, config)(None).at)
+        step(program, optimizer)
 
     def prepare(index: int) -> None:
         batch = batches[index]
@@ -184,7 +193,8 @@ def train_policy(
         for name in GIVEN:
             given[index].tensor(name, getattr(batch, name))
 
-    in_parallel(prepare, range(len(batches)))
+    share_out(prepare, len(batches))
+    program = written(optimizer, config, write)
     totals = run_steps(program, policy, optimizer, given, np.zeros((len(batches), PARTS, 6)))
     return dict(zip(ppo.METRICS, totals.T[1:], strict=True))
 
