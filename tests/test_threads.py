@@ -9,18 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from deir.algorithm.overlap import InTurn
 from deir.errors import UserError
-from deir.fast.overlap import Aside, Beside
-from deir.fast.threads import (
-    another_party,
-    available_threads,
-    in_parallel,
-    join_in,
-    one_party_less,
-    one_thread,
-    use_threads,
-)
+from deir.fast.overlap import Beside
+from deir.fast.threads import another_party, available_threads, in_parallel, one_party_less, one_thread, use_threads
 from deir.runs.run import configure
 from deir.runs.training import make_trainer
 from small import small
@@ -66,38 +57,6 @@ def test_two_parties_share_the_threads_until_one_of_them_waits():
             assert len(set(meet(2))) == 2
         assert names() == {"MainThread"}
     assert len(set(meet(2))) == 2 and sys.getswitchinterval() == interval
-
-
-def test_a_thread_joins_once_the_other_party_is_done():
-    use_threads(2, large=False)
-    begun, over, together = threading.Event(), threading.Event(), threading.Barrier(2, timeout=20)
-
-    def compute() -> None:
-        with another_party():
-            begun.set()
-            over.wait(20)
-
-    party = threading.Thread(target=compute)
-    party.start()
-    begun.wait(20)
-
-    def work() -> None:
-        over.set()
-        together.wait()
-
-    join_in(work)  # the barrier breaks if nobody joins
-    party.join()
-
-
-def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own():
-    aside = Aside()
-    try:
-        assert aside.ask_aside(threading.current_thread).result() is not threading.current_thread()
-    finally:
-        aside.close()
-    for other in (InTurn(), Beside()):
-        assert other.ask_aside(threading.current_thread).result() is threading.current_thread()
-        other.close()
 
 
 def test_jobs_compute_with_one_thread_each_and_know_whether_gradients_are_wanted():

@@ -1,4 +1,4 @@
-"""When the reward model works, and who counts: in turn with the policy. `deir.fast.overlap` has it done beside."""
+"""When the reward model works: in turn with the policy. `deir.fast.overlap` has it work beside the policy."""
 
 from __future__ import annotations
 
@@ -24,23 +24,12 @@ class Overlap(Protocol):
     def ask_beside(self, work: Callable[[], T]) -> Pending[T]:
         """For work while others compute too."""
 
-    def ask_aside(self, work: Callable[[], T]) -> Pending[T]:
-        """For work that nobody waits for until the iteration ends."""
-
     def close(self) -> None: ...
 
 
 class _WhenAsked(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self.result = work
-
-
-class Done(Generic[T]):
-    def __init__(self, value: T) -> None:
-        self.value = value
-
-    def result(self) -> T:
-        return self.value
 
 
 class InTurn:
@@ -53,9 +42,6 @@ class InTurn:
 
     def ask_beside(self, work: Callable[[], T]) -> Pending[T]:
         return _WhenAsked(work)
-
-    def ask_aside(self, work: Callable[[], T]) -> Pending[T]:
-        return Done(work())
 
     def close(self) -> None:
         """Nothing to release."""

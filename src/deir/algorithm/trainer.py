@@ -16,7 +16,7 @@ from deir.algorithm.overlap import InTurn, Overlap, Pending
 from deir.algorithm.policy import Policy
 from deir.algorithm.ppo import advantages_and_returns, normalized_advantages, update_policy
 from deir.algorithm.reward_model import RewardModel, RewardScale, check_finite
-from deir.algorithm.rollout import Collected, Played, Position, collect
+from deir.algorithm.rollout import Collected, Position, collect
 from deir.algorithm.types import Metrics, ObservationTable, Rollout
 from deir.config import Config
 from deir.envs.base import VectorEnvs
@@ -25,7 +25,6 @@ from deir.errors import TrainingDiverged, invalid
 from deir.seeding import torch_generator
 
 PHASES = ("env", "forward", "reward", "policy_update", "model_update")
-Explored = dict[str, float | None]
 Hook = Callable[[Rollout, RewardModel], None]  # called before the rewards of a rollout are computed
 
 
@@ -68,7 +67,6 @@ class Trainer:
         self.position = Position.at_episode_starts(observations, policy)
         self.ahead: Ahead | None = None
         self.updating: Pending[Metrics] | None = None
-        self.counting: Pending[Explored] | None = None
 
     @property
     def finished(self) -> bool:
@@ -88,7 +86,8 @@ class Trainer:
                 hook(rollout, self.model)
             average, encoder = self.scale.average, self.policy.encoder
             computing = self.overlap.ask(lambda: self.model.compute(rollout, average, encoder))
-            self.counting = self.overlap.ask_aside(lambda: self._count(rollout, played))
+            self.episodes.update(played.rewards, played.terminated | played.truncated, played.valid)
+            explored = self.exploration.update(rollout)
             raw = computing.result()  # [T, N]
             self.updating = self.overlap.ask_beside(self.model.update)
             if self.maps:
@@ -109,7 +108,6 @@ class Trainer:
             self.ahead = Ahead(self._collect(timer), before)
         with timer("model_update"):
             model_metrics = self._finish_update()
-        explored = self._finish_counting()
         return {
             **self.episodes.summary(),
             **explored,
@@ -130,14 +128,6 @@ class Trainer:
         updating, self.updating = self.updating, None
         return updating.result() if updating is not None else {}
 
-    def _count(self, rollout: Rollout, played: Played) -> Explored:
-        self.episodes.update(played.rewards, played.terminated | played.truncated, played.valid)
-        return self.exploration.update(rollout)
-
-    def _finish_counting(self) -> Explored:
-        counting, self.counting = self.counting, None
-        return counting.result() if counting is not None else {}
-
     def keep(self) -> None:
         """Remembers the present state as the last good one, for the case that training diverges."""
         state = self.state_dict()
@@ -151,7 +141,6 @@ class Trainer:
         """Everything the next iteration depends on: nested dictionaries of tensors, arrays, numbers and text."""
         with suppress(TrainingDiverged):  # of an update that nobody waits for any more, since the iteration broke off
             self._finish_update()
-        self._finish_counting()
         return {
             "iteration": self.iteration,
             "frames": self.frames,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from deir.algorithm.overlap import Done, InTurn, Pending
-from deir.fast.threads import another_party, begin_party, compute_alone, one_party_less
+from deir.algorithm.overlap import Pending
+from deir.fast.threads import another_party, begin_party, one_party_less
 
 T = TypeVar("T")
 
@@ -26,16 +26,8 @@ class _Beside(Generic[T]):
             return self.future.result()
 
 
-def _counted(work: Callable[[], T]) -> Callable[[], T]:
-    def counted() -> T:
-        with another_party():
-            return work()
-
-    return counted
-
-
 class Beside:
-    """A thread that does what it is asked for, one thing after the other. Only what is asked aside the caller does."""
+    """A thread that does what it is asked for, one thing after the other."""
 
     overlaps = True
 
@@ -46,23 +38,11 @@ class Beside:
         return self.worker.submit(work)
 
     def ask_beside(self, work: Callable[[], T]) -> Pending[T]:
-        return _Beside(self.worker.submit(_counted(work)))
+        def counted() -> T:
+            with another_party():
+                return work()
 
-    def ask_aside(self, work: Callable[[], T]) -> Pending[T]:
-        return Done(work())
-
-    def close(self) -> None:
-        self.worker.shutdown(cancel_futures=True)
-
-
-class Aside(InTurn):
-    """Where no model learns: a thread counts while the policy's batches are made, which leaves a core idle."""
-
-    def __init__(self) -> None:
-        self.worker = ThreadPoolExecutor(1, "deir-aside", initializer=compute_alone)
-
-    def ask_aside(self, work: Callable[[], T]) -> Pending[T]:
-        return _Beside(self.worker.submit(_counted(work)))
+        return _Beside(self.worker.submit(counted))
 
     def close(self) -> None:
         self.worker.shutdown(cancel_futures=True)

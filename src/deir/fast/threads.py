@@ -119,7 +119,6 @@ def another_party() -> Iterator[None]:
         yield from _parties_changed(1)
     finally:
         sys.setswitchinterval(interval)
-        _reinforce()  # the other party has one more core now
 
 
 @contextmanager
@@ -166,7 +165,7 @@ def in_parallel(job: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
 
 
 def share_out(job: Callable[[int], None], count: int) -> None:
-    """Does jobs 0 … count-1 that do not depend on each other, each mostly compiled code with one thread.
+    """Does jobs 0 … count-1 that do not depend on each other, each a long stretch of compiled code with one thread.
 
     The calling thread takes part, and whoever is free takes the next job.
     """
@@ -220,7 +219,7 @@ def join_in(work: Callable[[], None]) -> None:
     """Does work that any number of threads may join at any time; it returns when all of it is done.
 
     A thread that comes late finds nothing to do, so nobody waits for it. It is asked for when the work begins, and when
-    a party is done or begins to wait for another.
+    a party begins to wait for another.
     """
     core = _core() if _threads > 1 else -1
 
@@ -251,10 +250,10 @@ def _reinforce() -> None:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "deir", initializer=compute_alone)
+    return ThreadPoolExecutor(threads, "deir", initializer=_compute_alone)
 
 
-def compute_alone() -> None:
+def _compute_alone() -> None:
     """For each thread of the pool. Products that compiled code calls have a number of threads of their own."""
     _compute_with(1)
     limit_threads(1)

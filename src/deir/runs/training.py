@@ -22,7 +22,7 @@ from deir.algorithm.networks import (
     encoder_kind,
 )
 from deir.algorithm.ops import Ops, PlainOps
-from deir.algorithm.overlap import InTurn, Overlap
+from deir.algorithm.overlap import InTurn
 from deir.algorithm.policy import Policy
 from deir.algorithm.reward_model import RewardModel
 from deir.algorithm.trainer import Hook, Trainer
@@ -35,7 +35,7 @@ from deir.fast.allocator import keep_freed_memory
 from deir.fast.bf16 import HAS_BF16
 from deir.fast.grid_encoder import shares_patches
 from deir.fast.ops import FastOps
-from deir.fast.overlap import Aside, Beside
+from deir.fast.overlap import Beside
 from deir.fast.threads import available_threads, use_threads
 from deir.seeding import derive
 
@@ -66,7 +66,7 @@ def make_trainer(
     ops, threads = make_ops(config), available_threads(config.threads)
     envs = make_envs(config.env, config.seed, generation)
     spaces = envs.observation_space, envs.action_space
-    overlap = make_overlap(config, spaces[0]) if threads > 1 and isinstance(ops, FastOps) else InTurn()
+    overlaps = threads > 1 and isinstance(ops, FastOps) and works_beside(config, spaces[0])
     model = RewardModel(config, *spaces, ops)
     torch.manual_seed(derive(config.seed, "init", "policy"))
     policy = Policy(*spaces, config.network, ops).to(config.device)
@@ -82,7 +82,7 @@ def make_trainer(
             "precision: bf16 changes nothing here: it is for what does not repeat (noise, layer "
             "normalisation on grids, images); these observations repeat or are vectors"
         )
-    return Trainer(config, wrap(envs), policy, model, overlap, hooks)
+    return Trainer(config, wrap(envs), policy, model, Beside() if overlaps else InTurn(), hooks)
 
 
 def has_large_operations(ops: Ops, *networks: nn.Module) -> bool:
@@ -102,13 +102,6 @@ def rounds_products(repeats: bool, *networks: nn.Module) -> bool:
     return bool(whole) or any(isinstance(m, (ConvEncoder, ImpalaEncoder)) for m in encoders)
 
 
-def make_overlap(config: Config, observations: Space[Any]) -> Overlap:
-    """What is done beside the policy's work with two threads or more."""
-    if config.method == "none":
-        return Aside()
-    return Beside() if works_beside(config, observations) else InTurn()
-
-
 def works_beside(config: Config, observations: Space[Any]) -> bool:
     """Whether the model is better off in a thread of its own: the grid encoder is compiled code, which needs Python's
     lock seldom and uses the threads that the other party leaves.
@@ -117,7 +110,7 @@ def works_beside(config: Config, observations: Space[Any]) -> bool:
     Python would only take turns.
     """
     kinds = encoder_kind(config.network.encoder, observations, images="impala").split("+")
-    return "grid" in kinds and config.reward.overlap
+    return "grid" in kinds and config.reward.overlap and config.method != "none"
 
 
 def networks_of(config: Config, observations: Space[Any], actions: Space[Any]) -> str:
