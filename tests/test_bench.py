@@ -63,14 +63,14 @@ def test_what_a_second_core_gives():
     assert scaling.with_one_thread({"method": "none"}, 1) is None
     assert scaling.with_one_thread({"threads": 1}, 2) is None
     results = [
-        {"kind": "pair", "fps": 300.0},
-        {"kind": "one thread", "fps": 200.0},
+        {"kind": "pair", "fps": 300.0, "peak_gflops": 180.0},
+        {"kind": "one thread", "fps": 200.0, "peak_gflops": 100.0},
         {"kind": "pair", "fps": 500.0},
         {"kind": "peer", "fps": 100.0},
     ]
-    assert scaling.ratios(results) == [(results[0], 200.0, 300.0)]
+    assert scaling.ratios(results) == [(results[0], results[1])]
     (line,) = scaling.lines(results, 2, ["a", "b", "c", "d"])
-    assert line.split() == ["a:", "200", "frames/s", "with", "one", "thread,", "300", "with", "2:", "1.50", "times"]
+    assert line == "  a: 200 frames/s with one thread, 300 with 2: 1.50 times (matrix products 1.80 times)"
 
 
 def test_pairs():

@@ -23,19 +23,24 @@ def add_both(
         add(ONE_THREAD, "measure", alone, *settings, **labels)
 
 
-def ratios(results: list[dict[str, Any]]) -> list[tuple[dict[str, Any], float, float]]:
-    """Of each pair that was measured with both: its figures, frames/s with one thread and with all."""
-    found = []
-    for figures, after in zip(results[:-1], results[1:], strict=True):
-        if figures["kind"] in ("pair", "variant") and after["kind"] == ONE_THREAD:
-            found.append((figures, float(after["fps"]), float(figures["fps"])))
-    return found
+def ratios(results: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Of each pair that was measured with both: its figures with all threads, and with one."""
+    return [
+        (figures, after)
+        for figures, after in zip(results[:-1], results[1:], strict=True)
+        if figures["kind"] in ("pair", "variant") and after["kind"] == ONE_THREAD
+    ]
 
 
 def lines(results: list[dict[str, Any]], threads: int, names: list[str]) -> list[str]:
-    """One line for each pair, for people; names: of the results, in their order."""
+    """One line for each pair, for people; names: of the results, in their order.
+
+    A virtual machine's cores are not always cores: its matrix products, measured beside the pair, tell what a second
+    one was worth at that moment.
+    """
     named = dict(zip(map(id, results), names, strict=True))
     return [
-        f"  {named[id(of)]}: {one:,.0f} frames/s with one thread, {both:,.0f} with {threads}: {both / one:.2f} times"
-        for of, one, both in ratios(results)
+        f"  {named[id(both)]}: {one['fps']:,.0f} frames/s with one thread, {both['fps']:,.0f} with {threads}: "
+        f"{both['fps'] / one['fps']:.2f} times (matrix products {both['peak_gflops'] / one['peak_gflops']:.2f} times)"
+        for both, one in ratios(results)
     ]
