@@ -140,6 +140,7 @@ def test_where_the_model_learns_beside_the_policy():
         (True, {"threads": 2}),
         (False, {"threads": 1}),
         (False, {"threads": 2, "method": "none"}),
+        (False, {"threads": 2, "method": "re3"}),  # its encoder stays as it is
         (False, {"threads": 2, "reward": {"overlap": False}}),
         (True, {"threads": 2, "env": {"noise": 0.1}}),
         (True, {"threads": 2, "network": {"norm": "layer"}}),

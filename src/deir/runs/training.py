@@ -66,8 +66,8 @@ def make_trainer(
     ops, threads = make_ops(config), available_threads(config.threads)
     envs = make_envs(config.env, config.seed, generation)
     spaces = envs.observation_space, envs.action_space
-    overlaps = threads > 1 and isinstance(ops, FastOps) and works_beside(config, spaces[0])
     model = RewardModel(config, *spaces, ops)
+    overlaps = threads > 1 and isinstance(ops, FastOps) and model.reward.learns and works_beside(config, spaces[0])
     torch.manual_seed(derive(config.seed, "init", "policy"))
     policy = Policy(*spaces, config.network, ops).to(config.device)
     use_threads(threads, has_large_operations(ops, policy, model.reward))
@@ -110,7 +110,7 @@ def works_beside(config: Config, observations: Space[Any]) -> bool:
     Python would only take turns.
     """
     kinds = encoder_kind(config.network.encoder, observations, images="impala").split("+")
-    return "grid" in kinds and config.reward.overlap and config.method != "none"
+    return "grid" in kinds and config.reward.overlap
 
 
 def networks_of(config: Config, observations: Space[Any], actions: Space[Any]) -> str:
