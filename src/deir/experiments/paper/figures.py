@@ -15,6 +15,7 @@ from deir.envs import make_envs
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
 
 COLOURS = {"discriminator": "C0", "inverse": "C1", "forward": "C2", "untrained": "0.6", "constant": "0.3"}
 CONTROLS = {"untrained": ":", "constant": "--"}
@@ -37,6 +38,7 @@ def probe_figure(table: Path, out: Path, config: Config) -> None:
             frames, values = _by_seed([row for row in rows if row["model"] == model], label)
             _band(axes[place], frames, values, model)
         axes[place].set(title=title, xlabel="frames", ylabel=unit, yscale="log")
+        axes[place].xaxis.set_major_formatter(EngFormatter(sep=""))
         axes[place].grid(alpha=0.3)
     axes[0, 2].imshow(_picture(config))
     axes[0, 2].axis("off")
@@ -51,7 +53,7 @@ def probe_figure(table: Path, out: Path, config: Config) -> None:
 
 
 def _by_seed(rows: list[dict[str, str]], column: str) -> tuple[list[int], NDArray[np.float64]]:
-    """Frames [P] that all seeds have, and values [S, P] there."""
+    """Frames [P] that all seeds have (they may end at different ones), and values [S, P] there."""
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
         curves.setdefault(row["seed"], {})[int(row["frames"])] = float(row[column])
