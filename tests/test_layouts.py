@@ -64,7 +64,7 @@ def same(one: Layout, other: Layout) -> bool:
     [
         ("MultiRoom-N2-S4", 40),  # rooms of one size: no number is drawn for it
         ("MultiRoom-N6", 40),
-        ("MultiRoom-N30", 3),  # two seconds each in Farama's own code
+        ("MultiRoom-N30", 3),  # half a second each in Farama's own code
         ("KeyCorridorS6R3", 40),
         ("ObstructedMaze-Full", 40),
         ("FourRooms", 40),
