@@ -31,7 +31,6 @@ OURS = {
     "methods",
     "noise",
     "noise-normalized",
-    "noisy-tasks",
     "ablations-keycorridor",
     "obstructed-full",
     "doorkey",
