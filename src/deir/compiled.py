@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from llvmlite import binding as llvm
 from numba import njit
 from numba.core import event
 from numpy.typing import NDArray
@@ -41,10 +42,28 @@ def _compiled(loop: Callable[..., Any], liberties: frozenset[str], **options: bo
         function = njit(loop, cache=True, **settings)
     except RuntimeError:
         return njit(loop, **settings)  # type: ignore[no-any-return]
-    file: Any = getattr(getattr(function, "_cache", None), "_cache_file", None)
+    cache: Any = getattr(function, "_cache", None)
+    file: Any = getattr(cache, "_cache_file", None)
     if hasattr(file, "_source_stamp"):
         file._source_stamp = sources()
+    load: Any = getattr(cache, "load_overload", None)
+    if load is not None:
+        cache.load_overload = lambda *given: _without_module(load(*given))
     return function  # type: ignore[no-any-return]
+
+
+def _without_module(found: Any) -> Any:
+    """Of a function that was found on disk, LLVM's own picture of it is kept as bytes, a tenth of its size.
+
+    The machine code runs without it; only a function that is compiled later and calls this one asks for it again.
+    """
+    library = getattr(found, "library", None)
+    module = getattr(library, "_shared_module", None)
+    if library is not None and module is not None:
+        bitcode = module.as_bitcode()
+        library._shared_module = None
+        library._get_module_for_linking = lambda: llvm.parse_bitcode(bitcode)
+    return found
 
 
 @cache
