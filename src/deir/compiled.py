@@ -46,24 +46,24 @@ def _compiled(loop: Callable[..., Any], liberties: frozenset[str], **options: bo
     file: Any = getattr(cache, "_cache_file", None)
     if hasattr(file, "_source_stamp"):
         file._source_stamp = sources()
-    load: Any = getattr(cache, "load_overload", None)
-    if load is not None:
-        cache.load_overload = lambda *given: _without_module(load(*given))
+    found: Any = getattr(cache, "_impl", None)
+    if hasattr(found, "rebuild"):
+        rebuild = found.rebuild
+        found.rebuild = lambda target, payload: _without_module(rebuild(target, payload), payload)
     return function  # type: ignore[no-any-return]
 
 
-def _without_module(found: Any) -> Any:
-    """Of a function that was found on disk, LLVM's own picture of it is kept as bytes, a tenth of its size.
+def _without_module(function: Any, payload: Any) -> Any:
+    """Of a function that was found on disk, LLVM's own picture of it is kept as it was read, a tenth of its size.
 
     The machine code runs without it; only a function that is compiled later and calls this one asks for it again.
     """
-    library = getattr(found, "library", None)
-    module = getattr(library, "_shared_module", None)
-    if library is not None and module is not None:
-        bitcode = module.as_bitcode()
+    library, (_, kind, data) = function.library, payload[0]
+    if kind == "object" and hasattr(library, "_shared_module"):
+        bitcode = data[1]
         library._shared_module = None
         library._get_module_for_linking = lambda: llvm.parse_bitcode(bitcode)
-    return found
+    return function
 
 
 @cache

@@ -75,7 +75,8 @@ def evaluate(agent: Agent, episodes: int = 100, greedy: bool = False, seed: int 
 class fresh_envs:
     """Environments of the run's task with seeds training has not used.
 
-    Meanwhile PyTorch uses one thread, unless the agent sees images: a few views or vectors at a time are soon computed.
+    Meanwhile PyTorch uses one thread, unless it computes large convolutions itself: a few views or vectors at a time
+    are soon computed.
     """
 
     def __init__(self, agent: Agent, n_envs: int, seed: int) -> None:
