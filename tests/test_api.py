@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import deir
-from deir.config import EnvConfig
+from deir.algorithm.policy import Policy
+from deir.config import Config, EnvConfig, NetworkConfig
+from deir.fast import acting, whole_images
+from deir.fast.ops import FastOps
 from deir.runs import checkpoint
 from deir.runs.evaluate import evaluate
 from small import small
@@ -88,6 +92,38 @@ def test_the_reward_of_a_run_goes_on_in_another_loop(trained):
     assert reward.update()["model_loss"] > 0
     fewer = deir.load_reward(trained.path, n_envs=2)
     assert fewer.compute(views[:, :2], no[:, :2].astype(int), no[:, :2], no[:, :2]).shape == (3, 2)
+
+
+def test_an_agent_that_sees_images_lays_its_parameters_out_once_while_it_is_frozen(monkeypatch):
+    laid, lay_out = [], whole_images.laid_out
+    for module in (whole_images, acting):
+        monkeypatch.setattr(module, "laid_out", lambda encoder: laid.append(encoder) or lay_out(encoder))
+    torch.manual_seed(0)
+    space = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    agent = deir.Agent(
+        Policy(space, spaces.Discrete(7), NetworkConfig(norm="layer", encoder="impala"), FastOps()), Config()
+    )
+    agent.policy.actor[-1].weight.data.normal_()  # a fresh policy prefers no action
+    images, before = np.random.default_rng(0).integers(0, 256, (9, 5, 16, 16, 3)).astype(np.uint8), torch.ones(5, 64)
+    expected = [agent.act(seen, before, greedy=True) for seen in images]
+    laid.clear()
+    with agent.frozen():
+        found = [agent.act(seen, before, greedy=True) for seen in images]
+        assert len(laid) == 1
+    for (actions, memory), (expected_actions, expected_memory) in zip(found, expected, strict=True):
+        assert np.array_equal(actions, expected_actions)
+        torch.testing.assert_close(memory, expected_memory)
+    agent.policy.gru.weight_ih.data.zero_()
+    assert not torch.allclose(agent.act(images[0], before)[1], expected[0][1])
+
+
+def test_evaluation_freezes_the_agent(trained, monkeypatch):
+    agent, frozen = deir.load(trained.path), []
+    act = agent.act
+    monkeypatch.setattr(agent, "act", lambda *given: frozen.append(agent._frozen is not None) or act(*given))
+    evaluate(agent, 1)
+    assert frozen and all(frozen)
+    assert agent._frozen is None
 
 
 def test_evaluation_plays_the_asked_number_of_episodes_reproducibly(trained):

@@ -54,3 +54,18 @@ def test_compiled_functions_live_where_changes_are_seen():
         if "from deir.compiled import" in path.read_text()
     }
     assert users <= set(FOLDERS)
+
+
+def test_what_is_found_on_disk_holds_no_module_and_can_still_be_called_by_what_is_compiled_later(remembered):
+    hits(compiled(twice))
+    found = compiled(twice)
+    assert hits(found) == 1
+    (overload,) = found.overloads.values()
+    assert overload.library._shared_module is None
+
+    @numba.njit
+    def later(x):
+        return found(x) + 1
+
+    assert later(3) == 7
+    assert overload.library._shared_module is None

@@ -9,11 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from deir.algorithm.networks import ConvEncoder, ImpalaEncoder, VectorEncoder
+from deir.algorithm.ops import PlainOps
 from deir.errors import UserError
+from deir.fast.ops import FastOps
 from deir.fast.overlap import Beside
 from deir.fast.threads import another_party, available_threads, in_parallel, one_party_less, one_thread, use_threads
 from deir.runs.run import configure
-from deir.runs.training import make_trainer
+from deir.runs.training import has_large_operations, make_trainer
 from small import small
 
 CPU = torch.device("cpu")
@@ -167,3 +170,15 @@ def test_a_fork_is_refused_the_threads_of_pytorch_that_it_lost():
     assert in_a_fork(lambda: refused(2, True) and refused(4, True))
     assert in_a_fork(lambda: not refused(1, True) and not refused(2, False))
     assert in_a_fork(lambda: in_a_fork(lambda: refused(2, True)))
+
+
+@pytest.mark.parametrize(
+    ("ops", "norm", "large"),
+    [(FastOps(), "layer", False), (FastOps(), "none", False), (FastOps(), "batch", True), (PlainOps(), "layer", True)],
+)
+def test_pytorch_has_the_threads_where_it_computes_convolutions_itself(ops, norm, large):
+    """The fast encoders of images are jobs, whose threads small operations would only wait for."""
+    encoders = ImpalaEncoder((16, 16, 3), 16, norm), ConvEncoder((48, 48, 3), 16, norm)
+    assert [has_large_operations(ops, encoder) for encoder in encoders] == [large, large]
+    assert has_large_operations(ops, VectorEncoder(4, 16, norm), *encoders) == large
+    assert not has_large_operations(ops, VectorEncoder(4, 16, norm))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deir.algorithm.ops import Act
 from deir.algorithm.policy import Policy
 from deir.config import Config
 from deir.envs import make_envs
@@ -52,6 +54,7 @@ class Agent:
         self.policy = policy.eval()
         self.config = config
         self.generator = torch_generator(config.seed, "act")
+        self._frozen: Act | None = None
         self._make_reward = reward
 
     @cached_property
@@ -73,10 +76,20 @@ class Agent:
         single = seen.ndim == len(self.policy.observation_space.shape or ())
         batch = torch.as_tensor(seen[None] if single else seen)
         hidden = self.policy.initial_hidden(len(batch)) if state is None else state
-        outputs, _, hidden = self.policy(batch, hidden)
+        outputs, hidden = (self._frozen or self.policy.act)(batch, hidden)
         kind = self.policy.actions
         actions = kind.taken(kind.mode(outputs) if greedy else kind.sample(outputs, self.generator))
         return (actions[0] if single else actions).numpy(), hidden
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Nobody changes the policy meanwhile: what `act` makes of its parameters is made once, not at every step."""
+        with torch.no_grad():
+            self._frozen = self.policy.ops.frozen(self.policy)
+        try:
+            yield
+        finally:
+            self._frozen = None
 
     def embed(self, observations: Any, starts: Any = None) -> Embeddings:
         """Observation embeddings [T, N, F] and trajectory embeddings [T, N, H] of the reward model.

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from llvmlite import binding as llvm
 from numba import njit
 from numba.core import event
 from numpy.typing import NDArray
@@ -41,10 +42,28 @@ def _compiled(loop: Callable[..., Any], liberties: frozenset[str], **options: bo
         function = njit(loop, cache=True, **settings)
     except RuntimeError:
         return njit(loop, **settings)  # type: ignore[no-any-return]
-    file: Any = getattr(getattr(function, "_cache", None), "_cache_file", None)
+    cache: Any = getattr(function, "_cache", None)
+    file: Any = getattr(cache, "_cache_file", None)
     if hasattr(file, "_source_stamp"):
         file._source_stamp = sources()
+    found: Any = getattr(cache, "_impl", None)
+    if hasattr(found, "rebuild"):
+        rebuild = found.rebuild
+        found.rebuild = lambda target, payload: _without_module(rebuild(target, payload), payload)
     return function  # type: ignore[no-any-return]
+
+
+def _without_module(function: Any, payload: Any) -> Any:
+    """Of a function that was found on disk, LLVM's own picture of it is kept as it was read, a tenth of its size.
+
+    The machine code runs without it; only a function that is compiled later and calls this one asks for it again.
+    """
+    library, (_, kind, data) = function.library, payload[0]
+    if kind == "object" and hasattr(library, "_shared_module"):
+        bitcode = data[1]
+        library._shared_module = None
+        library._get_module_for_linking = lambda: llvm.parse_bitcode(bitcode)
+    return function
 
 
 @cache

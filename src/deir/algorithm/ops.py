@@ -6,7 +6,7 @@ for a run (`--ops`) and handed to the policy and the reward model; nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from deir.algorithm.rewards.base import IntrinsicReward
     from deir.algorithm.rollout import Played, Position
     from deir.envs.base import VectorEnvs
+
+Act = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of observations and memory, as `Policy.act`
 
 
 class Optimizer(Protocol):
@@ -138,6 +140,9 @@ class Ops(Protocol):
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         """`known`: of the last rollout's `Acting`."""
 
+    def frozen(self, policy: Policy) -> Act:
+        """`policy.act` for many steps, during which nobody changes the parameters. It remembers nothing of them."""
+
     def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
         """`rollout.step_by_step` of a policy in evaluation mode, all steps at once; None where it is not known how."""
 
@@ -214,6 +219,9 @@ class PlainOps:
 
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         return PlainActing(policy, repeats)
+
+    def frozen(self, policy: Policy) -> Act:
+        return policy.act
 
     def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
         return None

@@ -108,6 +108,10 @@ class FrozenPolicy:
         )
         return self.policy.complete(outputs), after
 
+    def act(self, observations: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`Policy.act`"""
+        return self.step(self.gates(observations.numpy()), torch.arange(len(hidden), device="cpu"), hidden)
+
 
 class ActingOnAnything:
     """Where nothing is taken to repeat."""

@@ -13,7 +13,7 @@ from deir.algorithm import ppo
 from deir.algorithm.actions import Actions, DiscreteActions
 from deir.algorithm.layers import Head
 from deir.algorithm.networks import Encoder, GridEncoder, PartsEncoder, VectorEncoder
-from deir.algorithm.ops import Acting, Optimizer, PlainOps
+from deir.algorithm.ops import Act, Acting, Optimizer, PlainOps
 from deir.algorithm.policy import Policy
 from deir.algorithm.rewards.base import IntrinsicReward
 from deir.algorithm.rollout import Played, Position
@@ -21,7 +21,7 @@ from deir.algorithm.types import Batch, Metrics, ObservationTable, PolicyBatch, 
 from deir.config import PPOConfig, Precision
 from deir.envs.base import VectorEnvs
 from deir.fast import gru, model_updates, patches, planning, playing, quasimetric, tail_update, tiles, updates
-from deir.fast.acting import ActingOnAnything, ActingOnRepeats
+from deir.fast.acting import ActingOnAnything, ActingOnRepeats, FrozenPolicy
 from deir.fast.allocator import collecting_later
 from deir.fast.arrays import arrays_of
 from deir.fast.batch_norm import Share, run_head, run_head_of_parts
@@ -33,6 +33,7 @@ from deir.fast.pieces import embed_whole
 from deir.fast.ppo_loss import ppo_of_categories
 from deir.fast.threads import flushing
 from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
+from deir.fast.whole_images import runs_on_images
 
 
 class FastOps(PlainOps):
@@ -140,6 +141,10 @@ class FastOps(PlainOps):
         if product(policy.gru.weight_hh.dtype) is None:
             return super().acting(policy, repeats, known)
         return ActingOnRepeats(policy, known) if repeats else ActingOnAnything(policy, self.precision)
+
+    def frozen(self, policy: Policy) -> Act:
+        """Parameters of an image encoder take as long to lay out as a few images take to embed."""
+        return FrozenPolicy(policy, self.precision).act if runs_on_images(policy.encoder) else policy.act
 
     def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
         return playing.play_rollout(envs, policy, position, noise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +34,8 @@ class Agent(Protocol):
     generator: torch.Generator
 
     def act(self, observations: NDArray[Any], state: Any = None, greedy: bool = False) -> tuple[NDArray[Any], Any]: ...
+
+    def frozen(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def evaluate(agent: Agent, episodes: int = 100, greedy: bool = False, seed: int 
 class fresh_envs:
     """Environments of the run's task with seeds training has not used.
 
-    Meanwhile PyTorch uses one thread, unless the agent sees images: a few views or vectors at a time are soon computed.
+    Meanwhile PyTorch uses one thread, unless it computes large convolutions itself: a few views or vectors at a time
+    are soon computed.
     """
 
     def __init__(self, agent: Agent, n_envs: int, seed: int) -> None:
@@ -98,16 +102,17 @@ def play(
     state: Any = agent.policy.initial_hidden(envs.n_envs)
     total, length = np.zeros(envs.n_envs), np.zeros(envs.n_envs, np.int64)
     yield total, length, np.zeros(envs.n_envs, np.bool_)
-    while True:
-        actions, state = agent.act(observations, state, greedy)
-        step = envs.step(actions)
-        observations = step.observations
-        state[step.starts] = 0
-        total += step.rewards * step.valid
-        length += step.valid
-        done = (step.terminated | step.truncated) & step.valid
-        yield total, length, done
-        total[done], length[done] = 0.0, 0
+    with agent.frozen():
+        while True:
+            actions, state = agent.act(observations, state, greedy)
+            step = envs.step(actions)
+            observations = step.observations
+            state[step.starts] = 0
+            total += step.rewards * step.valid
+            length += step.valid
+            done = (step.terminated | step.truncated) & step.valid
+            yield total, length, done
+            total[done], length[done] = 0.0, 0
 
 
 def check_video_path(path: Path) -> None:

@@ -37,6 +37,7 @@ from deir.fast.grid_encoder import shares_patches
 from deir.fast.ops import FastOps
 from deir.fast.overlap import Beside
 from deir.fast.threads import available_threads, use_threads
+from deir.fast.whole_images import runs_on_images
 from deir.seeding import derive
 
 _LOGGER = logging.getLogger("deir")
@@ -88,11 +89,12 @@ def make_trainer(
 def has_large_operations(ops: Ops, *networks: nn.Module) -> bool:
     """Whether PyTorch computes their encoders in large operations, as it does convolutions and classes not ours.
 
-    The fast grid encoder is compiled code in its own jobs.
+    The fast encoders of grids and of images are compiled code in jobs of their own.
     """
     small: set[type] = {VectorEncoder, FlatEncoder, PartsEncoder}
     small |= {GridEncoder} if isinstance(ops, FastOps) else set()
-    return any(isinstance(m, Encoder) and type(m) not in small for network in networks for m in network.modules())
+    encoders = [m for network in networks for m in network.modules() if isinstance(m, Encoder) and type(m) not in small]
+    return not all(isinstance(ops, FastOps) and runs_on_images(encoder) for encoder in encoders)
 
 
 def rounds_products(repeats: bool, *networks: nn.Module) -> bool:
