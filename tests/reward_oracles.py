@@ -270,7 +270,7 @@ class NaiveDeirVisits(NaiveEpisodicDistance):
             self.visited[n] = []
         self.visited[n].append(now)
         first = not any(torch.equal(then, view) for view in self.visited[n])
-        return super().transition(t, n, now, then) * first
+        return super().transition(t, n, now, then) ** 0.5 * first
 
 
 class NaiveCount(Naive):

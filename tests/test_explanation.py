@@ -186,7 +186,7 @@ def test_pseudo_counts_tell_the_nearest_and_no_lifelong_factor():
 
 @pytest.mark.parametrize("kinds", [3, 3000])
 def test_deir_with_first_visits_tells_what_deir_alone_would_have_paid(kinds):
-    """Next to it the first visits; where no view comes twice the rewards are the same."""
+    """Next to it the first visits, which earn its root; where no view comes twice every step is one."""
     model, deir, rollout = make("deir+visits"), make("deir"), episodes(done_rate=0.0, steps=24, kinds=kinds)
     deir.load_state_dict(model.state_dict())
     alone = told(deir, rollout, 1)
@@ -194,8 +194,8 @@ def test_deir_with_first_visits_tells_what_deir_alone_would_have_paid(kinds):
     torch.testing.assert_close(explanation.figures["DEIR"], alone.rewards)
     torch.testing.assert_close(explanation.compared.scores, alone.compared.scores)
     first = explanation.figures["first visit"]
-    assert first.any() and torch.equal(explanation.rewards, torch.where(first, alone.rewards, 0.0))
-    assert torch.equal(explanation.rewards, alone.rewards) == (kinds == 3000)
+    assert first.any() and torch.equal(explanation.rewards, torch.where(first, alone.rewards.sqrt(), 0.0))
+    assert torch.equal(explanation.rewards, alone.rewards.sqrt()) == (kinds == 3000)
 
 
 @torch.no_grad()

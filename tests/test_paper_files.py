@@ -22,6 +22,7 @@ OURS = {
     "mini-figure-3-advanced",
     "count",
     "betas-field",
+    "betas-visits",
     "field",
     "first-visits",
     "full-view",

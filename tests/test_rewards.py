@@ -158,7 +158,7 @@ def test_ngu_pays_nothing_for_what_is_too_similar_to_the_episode():
     torch.testing.assert_close(found, torch.tensor([[1 / (3**0.5 + 0.001), 0.0, 1000.0]]))
 
 
-def test_where_nothing_repeats_first_visits_leave_deir_as_it_is_and_remember_nothing():
+def test_where_nothing_repeats_every_step_is_a_first_visit_and_earns_the_root_of_what_deir_pays():
     model, deir = make("deir+visits"), make("deir")
     deir.load_state_dict(model.state_dict())
     states = [model.initial_state(ENVS), deir.initial_state(ENVS)]
@@ -168,16 +168,16 @@ def test_where_nothing_repeats_first_visits_leave_deir_as_it_is_and_remember_not
         rollout = replace(rollout, table=table, ids=names[: 13 * ENVS].view(13, ENVS), final_ids=names[13 * ENVS :])
         found, states[0] = model.compute(rollout, states[0])
         expected, states[1] = deir.compute(rollout, states[1])
-        assert torch.equal(found, expected) and (found > 0).any()
+        assert torch.equal(found, expected.sqrt()) and (found > 0).any()
 
 
-def test_where_views_repeat_first_visits_earn_what_deir_pays_and_standing_still_before_a_new_view_nothing():
+def test_where_views_repeat_first_visits_earn_the_root_of_what_deir_pays_and_standing_still_nothing():
     model, deir = make("deir+visits"), make("deir")
     deir.load_state_dict(model.state_dict())
     rollout = next(random_episodes(200, 2, 0.0, seed=2, kinds=12))
     found, alone = (reward.compute(rollout, reward.initial_state(2))[0] for reward in (model, deir))
     first = torch.tensor([[rollout.ids[t + 1, n] not in rollout.ids[: t + 1, n] for n in range(2)] for t in range(200)])
-    assert torch.equal(found, torch.where(first, alone, 0.0)) and (found > 0).any()
+    assert torch.equal(found, torch.where(first, alone.sqrt(), 0.0)) and (found > 0).any()
     paid_twice = (alone > 1e-6) & ~first
     assert paid_twice.any() and (rollout.ids[1:] == rollout.ids[:-1])[paid_twice].all()
 

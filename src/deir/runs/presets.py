@@ -108,7 +108,10 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "ride": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (3e-3, 1e-2, 3e-2, 1e-1)),),
     "re3": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (1e-3, 3e-3, 1e-2, 3e-2)),),
     "disagreement": (Row("IR coef β", BETA, 3e-3, DASH, DASH, (1e-3, 3e-3, 1e-2, 3e-2)),),
-    "deir+visits": (Row("IR coef β", BETA, 1e-2, DASH, DASH, (3e-3, 1e-2, 2e-2, 3e-2)),),
+    "deir+visits": (
+        Row("IR coef β", BETA, 1e-2, DASH, DASH, (3e-3, 1e-2, 3e-2, 1e-1)),
+        Row("IR norm momentum", MOMENTUM, 0.0, DASH, DASH, (0.0, 0.9)),
+    ),
     "pseudo-counts": (Row("IR coef β", BETA, 3e-3, DASH, DASH, (1e-3, 3e-3, 1e-2, 3e-2)),),
 }
 # fmt: on
@@ -165,7 +168,7 @@ OURS: dict[str, OurSuite] = {
             "re3": {"reward.beta": 3e-3},
             "disagreement": {"reward.beta": 3e-3},
             "pseudo-counts": {"reward.beta": 3e-3},
-            "deir+visits": {"reward.beta": 1e-2},  # that of deir: where nothing repeats the run is the same
+            "deir+visits": {"reward.beta": 3e-2},
         },
     ),
     "omfull-author": OurSuite(

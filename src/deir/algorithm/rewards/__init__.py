@@ -66,7 +66,7 @@ METHODS: Registry[IntrinsicReward] = Registry(
         "deir+visits": Entry(
             "deir.algorithm.rewards.deir_visits",
             "DeirVisits",
-            "beyond the paper: DEIR, paid at the first visit in the episode",
+            "beyond the paper: the root of DEIR's reward, at the first visit in the episode",
         ),
         "count": Entry(
             "deir.algorithm.rewards.count", "StateCount", "oracle: counts of the full states, where the task tells them"

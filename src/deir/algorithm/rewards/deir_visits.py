@@ -1,10 +1,11 @@
-"""DEIR once an episode: what NovelD's restriction to first visits makes of it.
+"""The root of DEIR's reward, once an episode: what NovelD's restriction to first visits makes of it.
 
-r_t = r_DEIR · 1[o_{t+1} is visited for the first time in the episode]
+r_t = √r_DEIR · 1[o_{t+1} is visited for the first time in the episode]
 
 Equation 4 compares o_{t+1} with o_i for i < t, and not with o_t. So a step that keeps a new view earns about as much as
-the one that found it. Here only the first of the two is paid. Where observations never repeat (noise), every one is a
-first visit, and the reward is that of DEIR to the last bit.
+the one that found it. Here only the first of the two is paid. The root grows with the distance between observations,
+not with its square, so first visits differ less from each other. Where observations never repeat (noise), every one is
+a first visit.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DeirVisits(Deir):
         novelty, after = super().compute(rollout, replace(state, history=embedded))  # [T, N]
         first, visited = self.first_visits(rollout, visited)
         assert after.history is not None
-        return novelty * first, replace(after, history=joined(after.history, visited))
+        return novelty.sqrt() * first, replace(after, history=joined(after.history, visited))
 
     def first_visits(self, rollout: Rollout, visited: EpisodicHistory) -> tuple[Tensor, EpisodicHistory]:
         """[T, N] bool: o_{t+1} is none of o_0 … o_t; and the keys after the rollout."""
@@ -50,8 +51,8 @@ class DeirVisits(Deir):
         assert told.rewards is not None
         first = self.first_visits(rollout, no_visits(rollout.shape[1], self.device))[0][:, env]
         figures = {**told.figures, "DEIR": told.rewards, "first visit": first}
-        equation = f"{told.equation} at the first visit in the episode"
-        return replace(told, equation=equation, figures=figures, rewards=told.rewards * first)
+        equation = f"r = √DEIR at the first visit in the episode, DEIR: {told.equation.removeprefix('r = ')}"
+        return replace(told, equation=equation, figures=figures, rewards=told.rewards.sqrt() * first)
 
 
 def joined(embedded: EpisodicHistory, visited: EpisodicHistory) -> EpisodicHistory:
