@@ -247,7 +247,8 @@ def test_the_weights_of_swift_are_those_with_the_largest_area_in_the_committed_c
             label, _, beta = curve.method.rpartition("-")
             if label == method:
                 areas.setdefault(float(beta), []).append(area(curve.frames, curve.columns["return_mean"]))
-    assert len(areas) >= 4 and {len(found) for found in areas.values()} == {4 if method in ("noveld", "deir+visits") else 2}
+    runs = 4 if method in ("noveld", "deir+visits") else 2
+    assert len(areas) >= 4 and {len(found) for found in areas.values()} == {runs}
     best = max(areas, key=lambda beta: sum(areas[beta]))
     assert resolved("swift", method).reward.beta == best
 
