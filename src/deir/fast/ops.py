@@ -139,7 +139,9 @@ class FastOps(PlainOps):
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         if product(policy.gru.weight_hh.dtype) is None:
             return super().acting(policy, repeats, known)
-        return ActingOnRepeats(policy, known) if repeats else ActingOnAnything(policy, self.precision)
+        if repeats:
+            return ActingOnRepeats(policy, known, self.precision)
+        return ActingOnAnything(policy, self.precision)
 
     def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
         return playing.play_rollout(envs, policy, position, noise)

@@ -63,9 +63,7 @@ def runs_whole(encoder: nn.Module) -> bool:
 
 def embed_views(encoder: GridEncoder, views: Tensor, precision: Precision = "fp32") -> Tensor:
     """[B, H, W, C] -> [B, features]; precision: of the products' factors"""
-    weights = [_by_corner(conv.weight) for conv in encoder.convs]  # type: ignore[arg-type]
-    positions = encoder.linear.weight.view(encoder.features, encoder.CHANNELS[-1], -1)
-    weights.append(positions.permute(2, 1, 0).reshape(-1, encoder.features))  # [P*C, F]
+    weights = kernels_of(encoder)
     if isinstance(encoder.output_norm, nn.LayerNorm):
         return embed_maps(encoder, views, weights, _bounds(len(views)), precision)
     layers = [*encoder.convs, encoder.linear]
@@ -75,6 +73,12 @@ def embed_views(encoder: GridEncoder, views: Tensor, precision: Precision = "fp3
     return _WholeGrid.apply(
         encoder, precision, norms, views, *weights, *biases, *(pair[0] for pair in pairs), *(pair[1] for pair in pairs)
     )
+
+
+def kernels_of(encoder: GridEncoder) -> list[Tensor]:
+    """[K, O] of each layer"""
+    linear = encoder.linear.weight.view(encoder.features, encoder.CHANNELS[-1], -1).permute(2, 1, 0)  # [P, C, F]
+    return [*(_by_corner(conv.weight) for conv in encoder.convs), linear.reshape(-1, encoder.features)]
 
 
 def _by_corner(weight: Any) -> Tensor:
