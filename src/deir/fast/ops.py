@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,10 @@ from deir.fast.grid_encoder import embed_patches, shares_patches
 from deir.fast.patches import PatchTable
 from deir.fast.pieces import embed_whole
 from deir.fast.ppo_loss import ppo_of_categories
-from deir.fast.threads import flushing
+from deir.fast.threads import aside, flushing
 from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
+
+T = TypeVar("T")
 
 
 class FastOps(PlainOps):
@@ -144,7 +147,14 @@ class FastOps(PlainOps):
         return ActingOnAnything(policy, self.precision)
 
     def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
-        return playing.play_rollout(envs, policy, position, noise)
+        played = playing.play_rollout(envs, policy, position, noise)
+        if played is not None and isinstance(played.table, PatchTable) and shares_patches(policy.encoder):
+            table = played.table
+            self.aside(lambda: table.patches)  # the update will ask for them
+        return played
+
+    def aside(self, work: Callable[[], T]) -> Callable[[], T]:
+        return aside(work)
 
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer:
         return FlatAdam(network, config, name)
