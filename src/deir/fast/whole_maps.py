@@ -21,7 +21,7 @@ from deir.fast.threads import share_out
 # mypy: disable-error-code="override"
 
 
-FEW = 8  # views of a job where parameters are frozen
+FEW = 16  # views of a job where parameters are frozen
 
 
 def embed_maps(
