@@ -180,7 +180,7 @@ def backward(
 def _gradient(layer: int, job: int, given: Input, layers: Layers, made: Backward) -> None:
     lo, hi, side = given.bounds[job], given.bounds[job + 1], (given.sides[layer, 0], given.sides[layer, 1])
     by_kernel = made.part_kernels[layer][job]
-    by_kernel[:] = 0
+    by_kernel.reshape(-1)[:] = 0
     if layer == 0:
         first_gradient(
             given.like, made.grads[0], layers.products[0], layers.norms[0], made.means[0], given.views, given.padding,
@@ -201,9 +201,13 @@ def _join(layer: int, task: int, layers: Layers, made: Backward) -> None:
     """What the jobs have summed, in their order."""
     parts, total = made.part_kernels[layer], made.kernels[layer]
     lo, hi = part(len(total), task, PARTS)
-    total[lo:hi] = parts[0, lo:hi]
-    for job in range(1, len(parts)):
-        total[lo:hi] += parts[job, lo:hi]
+    for row in range(lo, hi):  # so that what is summed stays in the cache
+        found = total[row]
+        found[:] = parts[0, row]
+        for job in range(1, len(parts)):
+            more = parts[job, row]
+            for c in range(len(found)):
+                found[c] += more[c]
     if layer > 0 and task == 0:
         for job in range(len(made.parts[layer - 1])):
             made.sums[layer - 1][:] += made.parts[layer - 1][job]
