@@ -14,7 +14,15 @@ from deir.algorithm.ops import PlainOps
 from deir.errors import UserError
 from deir.fast.ops import FastOps
 from deir.fast.overlap import Beside
-from deir.fast.threads import another_party, available_threads, in_parallel, one_party_less, one_thread, use_threads
+from deir.fast.threads import (
+    another_party,
+    aside,
+    available_threads,
+    in_parallel,
+    one_party_less,
+    one_thread,
+    use_threads,
+)
 from deir.runs.run import configure
 from deir.runs.training import has_large_operations, make_trainer
 from small import small
@@ -74,6 +82,26 @@ def test_an_error_in_a_job_is_the_callers():
     use_threads(2, large=True)
     with pytest.raises(ZeroDivisionError):
         in_parallel(lambda x: 1 // x, [1, 0, 1])
+
+
+def test_little_work_goes_to_a_free_thread_and_is_done_at_once_without_one():
+    def name() -> str:
+        return threading.current_thread().name
+
+    use_threads(2, large=False)
+    waiting = threading.Event()
+    late = aside(lambda: waiting.wait(10) and name())
+    waiting.set()  # a caller that had to do it would have waited for this
+    assert late().startswith("deir")
+    failing = aside(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    with another_party():
+        assert aside(name)() == "MainThread"
+    use_threads(1, large=False)
+    done: list[int] = []
+    aside(lambda: done.append(1))
+    assert done == [1]
 
 
 def test_all_threads_are_shared_out(monkeypatch):

@@ -5,11 +5,17 @@ import copy
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from deir.algorithm.networks import GridEncoder, make_encoder
-from deir.fast import blas, threads
+from deir.algorithm.policy import Policy
+from deir.algorithm.types import Shared
+from deir.config import NetworkConfig
+from deir.fast import blas, threads, whole_maps
 from deir.fast import convolution as products
+from deir.fast.acting import FrozenPolicy
+from deir.fast.gru import gru_gates
 from deir.fast.ops import FastOps
 from deir.fast.pieces import embed_whole
 from deir.fast.whole_grid import embed_views, runs_whole
@@ -70,6 +76,27 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(count, norm, precision,
         found.append([out.detach(), *(p.grad for p in copied.parameters()), *copied.buffers()])
     for others in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
+def test_a_frozen_encoder_is_laid_out_once_and_gives_the_same_bits_for_any_number_of_views(
+    precision, kind, monkeypatch
+):
+    policy = Policy(spaces.Box(0, 255, (7, 7, 3), np.uint8), spaces.Discrete(4), NetworkConfig(norm="layer"))
+    policy.encoder = encoder = an_encoder(7, "layer", torch.float32)
+    views = noisy_views(40, 7, torch.float32).clamp(0).to(kind)
+    with torch.no_grad():
+        embedded = embed_views(encoder, views, precision)
+        expected = gru_gates(policy.gru, Shared(embedded)).values
+    frozen = FrozenPolicy(policy, precision)
+    monkeypatch.setattr(whole_maps, "_laid_out", None)
+    for number in (1, 2):
+        monkeypatch.setattr(threads, "_threads", number)
+        for count in (1, 9, 40):
+            gates = frozen.gates(views[:count].numpy())
+            torch.testing.assert_close(gates, expected[:count], rtol=1e-6, atol=1e-6)
+            assert torch.equal(frozen.maps(views[:count].numpy()), embedded[:count])
 
 
 def as_bf16(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -57,6 +57,9 @@ class Acting(Protocol):
     def table(self, last: NDArray[Any], finals: NDArray[Any]) -> tuple[ObservationTable, Tensor, Tensor]:
         """Of what was seen, of `last` [N, *obs], which follows it, and of `finals` [K, *obs]: the table, and the rows
         in it [T+1, N] and [K]."""
+
+
+T = TypeVar("T")
 
 
 class Ops(Protocol):
@@ -156,6 +159,9 @@ class Ops(Protocol):
     def train_model(self, reward: IntrinsicReward, optimizer: Optimizer, batches: Iterable[Batch]) -> Metrics:
         """A gradient step of the reward's own loss for each batch; gives the means of its metrics."""
 
+    def aside(self, work: Callable[[], T]) -> Callable[[], T]:
+        """For little work whose result is wanted later: what is given back waits for it. Now, or beside other work."""
+
     def undisturbed(self) -> AbstractContextManager[None]:
         """Around an iteration of training."""
 
@@ -250,6 +256,10 @@ class PlainOps:
             optimizer.step(loss)
             collected.add({"model_loss": loss, **metrics})
         return collected.mean()
+
+    def aside(self, work: Callable[[], T]) -> Callable[[], T]:
+        result = work()
+        return lambda: result
 
     def undisturbed(self) -> AbstractContextManager[None]:
         return nullcontext()

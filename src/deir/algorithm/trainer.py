@@ -85,9 +85,9 @@ class Trainer:
             for hook in self.hooks:
                 hook(rollout, self.model)
             average, encoder = self.scale.average, self.policy.encoder
+            exploring = self.ops.aside(lambda: self.exploration.update(rollout))
             computing = self.overlap.ask(lambda: self.model.compute(rollout, average, encoder))
             self.episodes.update(played.rewards, played.terminated | played.truncated, played.valid)
-            explored = self.exploration.update(rollout)
             raw = computing.result()  # [T, N]
             self.updating = self.overlap.ask_beside(self.model.update)
             if self.maps:
@@ -110,7 +110,7 @@ class Trainer:
             model_metrics = self._finish_update()
         return {
             **self.episodes.summary(),
-            **explored,
+            **exploring(),
             "intrinsic_reward_mean": float(raw[rollout.valid].mean()),
             "intrinsic_reward_std": float(raw[rollout.valid].std(unbiased=False)),
             **policy_metrics,

@@ -25,7 +25,9 @@ from deir.fast.planning import occurring_rows
 from deir.fast.threads import share_out
 from deir.fast.vector_encoder import FrozenVectorEncoder
 from deir.fast.views import encode_grids
+from deir.fast.whole_grid import kernels_of, runs_whole
 from deir.fast.whole_images import LaidOut, laid_out, runs_on_images
+from deir.fast.whole_maps import FrozenMapEncoder
 
 VIEWS = 8  # of a job
 CAPACITY = 4096  # observations, at first
@@ -65,16 +67,19 @@ class FrozenPolicy:
     """Everything a step of the policy needs, prepared once a rollout."""
 
     def __init__(self, policy: Policy, precision: Precision = "fp32") -> None:
-        """precision: of the factors of an image encoder's convolutions"""
+        """precision: of the factors of an encoder's products, where it is not folded"""
         self.policy, self.precision = policy.eval(), precision
         gemm, encoder, cell = product(policy.gru.weight_hh.dtype), policy.encoder, policy.gru
         assert gemm is not None
         self.gemm = gemm
         self.grids: FrozenGridEncoder | None = None
         self.vectors: FrozenVectorEncoder | None = None
+        self.maps: FrozenMapEncoder | None = None
         self.images: LaidOut | None = None
         if type(encoder) is GridEncoder and is_affine(encoder.input_norm):
             self.grids = FrozenGridEncoder(encoder, (cell.weight_ih.T, cell.bias_ih), gemm)
+        elif isinstance(encoder, GridEncoder) and runs_whole(encoder):
+            self.maps = FrozenMapEncoder(encoder, kernels_of(encoder), precision)
         elif isinstance(encoder, VectorEncoder) and FrozenVectorEncoder.takes(encoder):
             self.vectors = FrozenVectorEncoder(encoder)
         elif runs_on_images(encoder):
@@ -95,6 +100,8 @@ class FrozenPolicy:
         given = torch.from_numpy(observations)
         if self.vectors is not None:
             embedded = self.vectors(given)
+        elif self.maps is not None:
+            embedded = self.maps(observations)
         elif self.images is not None:
             embedded = self.images.embed(given, self.precision)
         else:
@@ -137,8 +144,8 @@ class ActingOnAnything:
 class ActingOnRepeats:
     """Names each distinct observation by an integer and, while parameters are frozen, encodes it once."""
 
-    def __init__(self, policy: Policy, known: ObservationTable | None) -> None:
-        self.frozen = FrozenPolicy(policy)
+    def __init__(self, policy: Policy, known: ObservationTable | None, precision: Precision = "fp32") -> None:
+        self.frozen = FrozenPolicy(policy, precision)
         self.seen: list[NDArray[np.int64]] = []  # names
         self.known = known
         self.shape = policy.observation_space.shape or ()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +32,11 @@ from deir.fast.grid_encoder import embed_patches, shares_patches
 from deir.fast.patches import PatchTable
 from deir.fast.pieces import embed_whole
 from deir.fast.ppo_loss import ppo_of_categories
-from deir.fast.threads import flushing
+from deir.fast.threads import aside, flushing
 from deir.fast.vector_encoder import embed_vectors, runs_on_vectors
 from deir.fast.whole_images import runs_on_images
+
+T = TypeVar("T")
 
 
 class FastOps(PlainOps):
@@ -140,14 +143,23 @@ class FastOps(PlainOps):
     def acting(self, policy: Policy, repeats: bool, known: ObservationTable | None) -> Acting:
         if product(policy.gru.weight_hh.dtype) is None:
             return super().acting(policy, repeats, known)
-        return ActingOnRepeats(policy, known) if repeats else ActingOnAnything(policy, self.precision)
+        if repeats:
+            return ActingOnRepeats(policy, known, self.precision)
+        return ActingOnAnything(policy, self.precision)
 
     def frozen(self, policy: Policy) -> Act:
         """Parameters of an image encoder take as long to lay out as a few images take to embed."""
         return FrozenPolicy(policy, self.precision).act if runs_on_images(policy.encoder) else policy.act
 
     def play(self, envs: VectorEnvs, policy: Policy, position: Position, noise: Tensor) -> Played | None:
-        return playing.play_rollout(envs, policy, position, noise)
+        played = playing.play_rollout(envs, policy, position, noise)
+        if played is not None and isinstance(played.table, PatchTable) and shares_patches(policy.encoder):
+            table = played.table
+            self.aside(lambda: table.patches)  # the update will ask for them
+        return played
+
+    def aside(self, work: Callable[[], T]) -> Callable[[], T]:
+        return aside(work)
 
     def optimizer(self, network: nn.Module, config: PPOConfig, name: str) -> Optimizer:
         return FlatAdam(network, config, name)

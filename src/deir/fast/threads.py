@@ -192,6 +192,14 @@ def share_out(job: Callable[[int], None], count: int) -> None:
         limit_threads(before)
 
 
+def aside(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Has a thread that is free do some work; what is given back waits for it. Without such a thread: at once."""
+    if free_threads() > 1:
+        return _pool(_threads).submit(work).result
+    result = work()
+    return lambda: result
+
+
 @cache
 def _core_of_thread() -> Callable[[], int] | None:
     return getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform.startswith("linux") else None

@@ -13,7 +13,6 @@ nothing else would use, is never made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,24 +24,16 @@ from deir.algorithm.networks import GridEncoder
 from deir.compiled import Array
 from deir.config import Precision
 from deir.fast import whole_loops as loops
+from deir.fast import whole_passes as passes
 from deir.fast.arrays import arrays_of
 from deir.fast.convolution import factors_of, kernel_words, multiple, padded_width, turned_words
 from deir.fast.micro_kernels import OUTER
-from deir.fast.threads import share_out
 from deir.fast.whole_maps import embed_maps
 
 # mypy: disable-error-code="override"
 
 JOBS = 8  # that a batch is divided into, whatever the number of threads
 SMALLEST = 32  # views of a job
-
-
-class Moments(NamedTuple):
-    """What a layer's outputs are normalised by."""
-
-    mean: Array  # [C]
-    inverse: Array  # [C] 1/σ
-    coupled: bool  # they are the batch's own, so its gradient flows through them
 
 
 class Layer(NamedTuple):
@@ -63,9 +54,7 @@ def runs_whole(encoder: nn.Module) -> bool:
 
 def embed_views(encoder: GridEncoder, views: Tensor, precision: Precision = "fp32") -> Tensor:
     """[B, H, W, C] -> [B, features]; precision: of the products' factors"""
-    weights = [_by_corner(conv.weight) for conv in encoder.convs]  # type: ignore[arg-type]
-    positions = encoder.linear.weight.view(encoder.features, encoder.CHANNELS[-1], -1)
-    weights.append(positions.permute(2, 1, 0).reshape(-1, encoder.features))  # [P*C, F]
+    weights = kernels_of(encoder)
     if isinstance(encoder.output_norm, nn.LayerNorm):
         return embed_maps(encoder, views, weights, _bounds(len(views)), precision)
     layers = [*encoder.convs, encoder.linear]
@@ -75,6 +64,12 @@ def embed_views(encoder: GridEncoder, views: Tensor, precision: Precision = "fp3
     return _WholeGrid.apply(
         encoder, precision, norms, views, *weights, *biases, *(pair[0] for pair in pairs), *(pair[1] for pair in pairs)
     )
+
+
+def kernels_of(encoder: GridEncoder) -> list[Tensor]:
+    """[K, O] of each layer"""
+    linear = encoder.linear.weight.view(encoder.features, encoder.CHANNELS[-1], -1).permute(2, 1, 0)  # [P, C, F]
+    return [*(_by_corner(conv.weight) for conv in encoder.convs), linear.reshape(-1, encoder.features)]
 
 
 def _by_corner(weight: Any) -> Tensor:
@@ -113,7 +108,8 @@ def _unfold(grad: Array, kernel: Array, gain: Array, shift: Array) -> tuple[Arra
 
 def with_columns(kernel: Array, count: int) -> Array:
     """Columns of 0 beside a kernel, so that there are so many."""
-    return np.pad(kernel, ((0, 0), (0, count - kernel.shape[1])))
+    more = count - kernel.shape[1]
+    return np.pad(kernel, ((0, 0), (0, more))) if more else kernel
 
 
 def _bounds(count: int) -> list[tuple[int, int]]:
@@ -123,24 +119,34 @@ def _bounds(count: int) -> list[tuple[int, int]]:
     return list(zip(ends[:-1], ends[1:], strict=True))
 
 
-def _moments(norm: nn.Module, sums: Array | None, bias: Array, dtype: Any) -> Moments:
-    """Of a layer whose products, without its bias, have these sums [3, C]. While training they are tracked."""
-    offset = bias.astype(np.float64)
+def _known(norm: nn.Module, bias: Array) -> tuple[Array, Array]:
+    """μ and 1/σ of a layer's products, which are without its bias; zeros where the batch's own count."""
     if isinstance(norm, nn.Identity):
-        return Moments((-offset).astype(dtype), np.ones_like(bias), False)
+        return -bias, np.ones_like(bias)
+    if norm.training:
+        return np.zeros_like(bias), np.zeros_like(bias)
+    mean, variance, _, eps = _running(norm, bias)
+    return mean - bias, (1 / np.sqrt(variance.astype(np.float64) + eps)).astype(bias.dtype)
+
+
+def _running(norm: nn.Module, like: Array) -> tuple[Array, Array, float, float]:
+    """Mean and variance over batches, how much of them a batch replaces, and ε."""
+    if isinstance(norm, nn.Identity):
+        return like, like, 0.0, 0.0
     assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.momentum is not None
-    assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
-    mean, variance = (x.numpy() for x in (norm.running_mean, norm.running_var))
-    if not norm.training:
-        inverse = 1 / np.sqrt(variance.astype(np.float64) + norm.eps)
-        return Moments((mean - offset).astype(dtype), inverse.astype(dtype), False)
-    assert sums is not None
-    (count, average, squares), keep = sums, 1 - norm.momentum
-    norm.num_batches_tracked += 1
-    mean[:] = keep * mean + norm.momentum * (average + offset)
-    variance[:] = keep * variance + norm.momentum * squares / (count - 1)
-    inverse = 1 / np.sqrt(squares / count + norm.eps)
-    return Moments(average.astype(dtype), inverse.astype(dtype), True)
+    assert norm.running_mean is not None and norm.running_var is not None
+    return norm.running_mean.numpy(), norm.running_var.numpy(), norm.momentum, norm.eps
+
+
+def _couples(norm: nn.Module) -> bool:
+    """Whether it is by the batch's own moments, so that gradients flow through them."""
+    return norm.training and not isinstance(norm, nn.Identity)
+
+
+def _count_batch(norm: nn.Module) -> None:
+    if isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.training:
+        assert norm.num_batches_tracked is not None
+        norm.num_batches_tracked.add_(1)  # += would have the module look at what it is given
 
 
 class _Pass:
@@ -154,99 +160,74 @@ class _Pass:
         self.input = gain, shift
         self.dtype = layers[0].kernel.dtype
         self.like = factors_of(precision, self.dtype)
-        self.bounds = _bounds(len(views))
+        self.bounds = np.array([0, *(end for _, end in _bounds(len(views)))])
 
     def forward(self, norms: list[nn.Module]) -> Array:
         """norms: of the input and of each layer -> embeddings [B, F]"""
-        sums = loops.channel_moments(self.views) if norms[0].training else None
-        no_bias = np.zeros(self.views.shape[3], self.dtype)
-        self.of_input = _moments(norms[0], sums, no_bias, self.dtype)
-        self.products: list[Array] = []  # of each layer [B, P, O]
-        self.norms: list[Array] = []  # of each layer [4, O] μ, 1/σ, γ, β
-        self.coupled: list[bool] = []
-        for layer, norm in zip(self.layers, norms[1:], strict=True):
-            sums = self._products(layer)
-            mean, inverse, coupled = _moments(norm, sums, layer.bias, self.dtype)
-            self.norms.append(np.stack([mean, inverse, layer.gain, layer.shift]))
-            self.coupled.append(coupled)
-        out = np.empty_like(self.products[-1])
-        loops.activate(self.products[-1], self.norms[-1], out)
+        nothing = np.zeros(self.views.shape[3], self.dtype)
+        of_input = np.stack([*_known(norms[0], nothing), nothing, nothing])
+        if _couples(norms[0]):
+            passes.settle(loops.channel_moments(self.views), nothing, *_running(norms[0], nothing), of_input)
+        for norm in norms:
+            _count_batch(norm)
+        layers, norms = self.layers, norms[1:]
+        kernels = [_fold(layers[0].kernel, *self.input), *(layer.kernel for layer in layers[1:])]
+        sides = np.array([layer.side for layer in layers])
+        self.given = passes.Input(
+            self.like, self.views, self.padding, of_input[0], of_input[1], len(kernels[0]) // 4, sides, self.bounds
+        )
+        self.coupled = np.array([_couples(norm) for norm in norms])
+        each = list(zip(norms, layers, strict=True))
+        self.through = passes.Layers(
+            tuple(
+                np.empty((len(self.views), max(1, layer.side[0] * layer.side[1]), len(layer.bias)), self.dtype)
+                for layer in layers
+            ),
+            tuple(np.stack([*_known(norm, layer.bias), layer.gain, layer.shift]) for norm, layer in each),
+        )
+        running = [_running(norm, layer.bias) for norm, layer in each]
+        out = np.empty_like(self.through.products[-1])
+        made = passes.Forward(
+            tuple(kernel_words(kernel, self.like) for kernel in kernels),
+            np.array([kernel.shape[1] for kernel in kernels]),
+            tuple(np.zeros((len(self.bounds) - 1, 3, len(layer.bias))) for layer in layers),
+            tuple(layer.bias for layer in layers),
+            tuple(one[0] for one in running),
+            tuple(one[1] for one in running),
+            np.array([one[2:] for one in running]),
+            self.coupled,
+            out,
+        )
+        passes.run(passes.forward, self.given, self.through, made)
         return out[:, 0]
-
-    def _products(self, layer: Layer) -> Array:
-        """Those of the next layer; gives their sums [3, O]."""
-        height, width = layer.side
-        out = np.empty((len(self.views), max(1, height * width), len(layer.bias)), self.dtype)
-        sums = np.zeros((len(self.bounds), 3, len(layer.bias)))
-        job = self._first_job(layer, out, sums) if not self.products else self._next_job(layer, out, sums)
-        share_out(job, len(self.bounds))
-        self.products.append(out)
-        return loops.joined(sums)
-
-    def _first_job(self, layer: Layer, out: Array, sums: Array) -> Callable[[int], None]:
-        kernel, (mean, inverse, _) = _fold(layer.kernel, *self.input), self.of_input
-        words = kernel_words(kernel, self.like)
-        given = self.like, self.views, self.padding, mean, inverse, words, len(kernel) // 4, layer.side
-        return lambda number: loops.first_products(*given, *self.bounds[number], out, sums[number])
-
-    def _next_job(self, layer: Layer, out: Array, sums: Array) -> Callable[[int], None]:
-        words, columns = kernel_words(layer.kernel, self.like), layer.kernel.shape[1]
-        given = self.like, self.products[-1], self.norms[-1], words, columns, layer.side
-        return lambda number: loops.next_products(*given, *self.bounds[number], out, sums[number])
 
     def backward(self, grad: Array) -> tuple[list[Array], ...]:
         """grad: [B, F] -> the gradients of kernels, biases, gains and shifts, those of the input's first."""
-        grads = grad[:, None].copy()  # [B, 1, F]
-        sums = np.zeros((2, grad.shape[1]), self.dtype)
-        loops.through_relu(grads, self.products[-1], self.norms[-1], sums)
-        kernels, biases, gains, shifts = [], [], [], []
-        for index in reversed(range(len(self.layers))):
-            layer, products, (_, inverse, gain, _) = self.layers[index], self.products[index], self.norms[index]
-            gains.append(sums[1])
-            shifts.append(sums[0])
-            rows = products.shape[0] * products.shape[1]
-            means = sums / sums.dtype.type(rows) if self.coupled[index] else np.zeros_like(sums)
-            # a bias moves only the batch's mean, which is subtracted
-            biases.append(np.zeros_like(layer.bias) if self.coupled[index] else sums[0] * gain * inverse)
-            if index:
-                grads, by_kernel, sums = self._gradient(index, grads, means)
-                kernels.append(by_kernel)
-        by_first, by_gain, by_shift = _unfold(self._kernel_gradient(grads, means), self.layers[0].kernel, *self.input)
-        kernels, gains, shifts = [*kernels, by_first], [*gains, by_gain], [*shifts, by_shift]
-        return kernels[::-1], biases[::-1], gains[::-1], shifts[::-1]
-
-    def _gradient(self, index: int, grads: Array, means: Array) -> tuple[Array, Array, Array]:
-        """From the gradient of a layer's normalised products to that of the layer's below: that, the kernel's, sums."""
-        layer, below = self.layers[index], self.products[index - 1]
-        by_kernels = np.zeros((len(self.bounds), *layer.kernel.shape), self.dtype)
-        sums = np.zeros((len(self.bounds), 2, below.shape[2]), self.dtype)
-        by_below, turned = np.empty_like(below), turned_words(layer.kernel, below.shape[2], self.like)
-        given = (
-            self.like, grads, self.products[index], self.norms[index], means, below, self.norms[index - 1], turned,
-            layer.side,
-        )  # fmt: skip
-
-        def job(number: int) -> None:
-            loops.next_gradient(*given, *self.bounds[number], by_below, by_kernels[number], sums[number])
-
-        share_out(job, len(self.bounds))
-        return by_below, by_kernels.sum(0)[:, : len(layer.bias)], sums.sum(0)
-
-    def _kernel_gradient(self, grads: Array, means: Array) -> Array:
-        """Of the first layer's folded kernel. [4*D, O]"""
-        layer, (mean, inverse, _) = self.layers[0], self.of_input
-        folded = _fold(layer.kernel, *self.input)
-        by_kernels = np.zeros((len(self.bounds), *folded.shape), self.dtype)
-        given = (
-            self.like, grads, self.products[0], self.norms[0], means, self.views, self.padding, mean, inverse,
-            len(folded) // 4, layer.side,
-        )  # fmt: skip
-
-        def job(number: int) -> None:
-            loops.first_gradient(*given, *self.bounds[number], by_kernels[number])
-
-        share_out(job, len(self.bounds))
-        return by_kernels.sum(0)
+        products, jobs = self.through.products, len(self.bounds) - 1
+        sizes = [(4 * self.given.channels, self.layers[0].kernel.shape[1])]
+        sizes += [layer.kernel.shape for layer in self.layers[1:]]
+        widths = [len(layer.bias) for layer in self.layers]
+        pairs = zip(self.layers[1:], widths, strict=False)
+        made = passes.Backward(
+            self.coupled,
+            tuple(turned_words(layer.kernel, below, self.like) for layer, below in pairs),
+            (*map(np.empty_like, products[:-1]), grad[:, None].copy()),
+            tuple(np.empty((jobs, 2, width), self.dtype) for width in widths),
+            tuple(np.zeros((2, width), self.dtype) for width in widths),
+            tuple(np.empty((2, width), self.dtype) for width in widths),
+            tuple(np.empty((jobs, *size), self.dtype) for size in sizes),
+            tuple(np.empty(size, self.dtype) for size in sizes),
+        )
+        passes.run(passes.backward, self.given, self.through, made)
+        by_first, by_gain, by_shift = _unfold(made.kernels[0], self.layers[0].kernel, *self.input)
+        later = [by[:, :width] for by, width in zip(made.kernels[1:], widths[1:], strict=True)]
+        # a bias moves only the batch's mean, which is subtracted
+        biases = [
+            np.zeros_like(layer.bias) if coupled else sums[0] * layer.gain * norm[1]
+            for layer, coupled, sums, norm in zip(self.layers, self.coupled, made.sums, self.through.norms, strict=True)
+        ]
+        gains, shifts = ([sums[k] for sums in made.sums] for k in (1, 0))
+        return [by_first, *later], biases, [by_gain, *gains], [by_shift, *shifts]
 
 
 class _WholeGrid(Function):

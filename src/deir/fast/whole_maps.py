@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,18 +21,79 @@ from deir.fast.threads import share_out
 # mypy: disable-error-code="override"
 
 
+FEW = 16  # views of a job where parameters are frozen
+
+
 def embed_maps(
     encoder: GridEncoder, views: Tensor, kernels: list[Tensor], bounds: list[tuple[int, int]], precision: Precision
 ) -> Tensor:
     """[B, H, W, C] -> [B, features]; kernels: [K, O] of each layer, bounds: where each job begins and ends"""
-    layers = [*encoder.convs, encoder.linear]
-    norms = [encoder.input_norm, *encoder.norms, encoder.output_norm]
-    biases, gains, shifts = [layer.bias for layer in layers], [], []
-    for norm in norms:
+    return _WholeMaps.apply(encoder, precision, bounds, views, *_parameters(encoder, kernels))
+
+
+def _parameters(encoder: GridEncoder, kernels: list[Tensor]) -> list[Tensor]:
+    """Kernels and biases of the layers, then gains and shifts of the input and of each layer."""
+    gains, shifts = [], []
+    for norm in (encoder.input_norm, *encoder.norms, encoder.output_norm):
         assert isinstance(norm, nn.LayerNorm)
         gains.append(_by_position(norm.weight))
         shifts.append(_by_position(norm.bias))
-    return _WholeMaps.apply(encoder, precision, bounds, views, *kernels, *biases, *gains, *shifts)
+    biases: Any = [layer.bias for layer in (*encoder.convs, encoder.linear)]
+    return [*kernels, *biases, *gains, *shifts]
+
+
+class _Laid(NamedTuple):
+    """Parameters as `map_products` takes them."""
+
+    like: Array  # of no length, of the type of the products' factors
+    padding: int
+    eps: float
+    gains: tuple[Array, ...]
+    shifts: tuple[Array, ...]
+    kernels: tuple[Array, ...]
+    biases: tuple[Array, ...]
+    words: tuple[Array, ...]
+
+    def given(self, views: Array) -> tuple[Any, ...]:
+        return self.like, views, *self[1:]
+
+
+def _laid_out(encoder: GridEncoder, parameters: tuple[Array, ...], precision: Precision) -> _Laid:
+    """parameters: as `_parameters` gives them"""
+    kernels, biases, gains, shifts = (parameters[i:j] for i, j in ((0, 4), (4, 8), (8, 13), (13, 18)))
+    dtype, width = kernels[0].dtype, kernels[3].shape[1]
+    first = _with_channels(kernels[0], multiple(encoder.shape[2], OUTER))
+    last = np.pad(kernels[3], ((0, 0), (0, padded_width(width, dtype) - width)))
+    kernels, like, norm = (first, *kernels[1:3], last), factors_of(precision, dtype), encoder.output_norm
+    assert isinstance(norm, nn.LayerNorm)
+    words = tuple(kernel_words(kernel, like) for kernel in kernels)
+    return _Laid(like, encoder.padding, norm.eps, gains, shifts, kernels, biases, words)
+
+
+def _rooms(laid: _Laid, count: int) -> tuple[Array, ...]:
+    """For what `map_products` leaves of so many views: of the upper two layers, and embeddings [B, 1, F]."""
+    made = tuple(np.empty((count, *gain.shape), gain.dtype) for gain in laid.gains[3:])
+    return *made, np.empty((2, count), made[0].dtype), np.empty_like(made[1])
+
+
+class FrozenMapEncoder:
+    """The encoder while its parameters are frozen: laid out once for many calls of few views each."""
+
+    def __init__(self, encoder: GridEncoder, kernels: list[Tensor], precision: Precision) -> None:
+        """kernels: as `embed_maps` takes them"""
+        self.laid = _laid_out(encoder, arrays_of(*_parameters(encoder, kernels)), precision)
+
+    def __call__(self, views: Array) -> Tensor:
+        """[B, H, W, C] -> [B, features]"""
+        count, views = len(views), np.ascontiguousarray(views)
+        jobs, rooms = -(-count // FEW), _rooms(self.laid, count)
+
+        def embed(job: int) -> None:
+            part = count * job // jobs, count * (job + 1) // jobs
+            loops.map_products(*self.laid.given(views), *part, *rooms)
+
+        share_out(embed, jobs)
+        return torch.from_numpy(rooms[-1][:, 0])
 
 
 def _by_position(parameter: Tensor) -> Tensor:
@@ -52,18 +113,9 @@ class _WholeMaps(Function):
         ctx: Any, encoder: GridEncoder, precision: Precision, bounds: Any, views: Tensor, *parameters: Tensor
     ) -> Tensor:
         seen, *arrays = arrays_of(views, *parameters)
-        kernels, biases, gains, shifts = (tuple(arrays[i:j]) for i, j in ((0, 4), (4, 8), (8, 13), (13, 18)))
-        dtype, count = kernels[0].dtype, len(seen)
-        ctx.kernels = kernels
-        first, width = _with_channels(kernels[0], multiple(seen.shape[3], OUTER)), kernels[3].shape[1]
-        last = np.pad(kernels[3], ((0, 0), (0, padded_width(width, dtype) - width)))
-        kernels, like = (first, *kernels[1:3], last), factors_of(precision, dtype)
-        made = tuple(np.empty((count, *gain.shape), dtype) for gain in gains[3:])
-        inverses, out = np.empty((2, count), dtype), np.empty((count, *gains[-1].shape), dtype)
-        norm = encoder.output_norm
-        assert isinstance(norm, nn.LayerNorm)
-        words = tuple(kernel_words(kernel, like) for kernel in kernels)
-        given = like, seen, encoder.padding, norm.eps, gains, shifts, kernels, biases, words
+        ctx.kernels, laid = tuple(arrays[:4]), _laid_out(encoder, tuple(arrays), precision)
+        *made, inverses, out = _rooms(laid, len(seen))
+        given = laid.given(seen)
         share_out(lambda job: loops.map_products(*given, *bounds[job], *made, inverses, out), len(bounds))
         ctx.given, ctx.bounds, ctx.made = given, bounds, (*made, inverses)
         return torch.from_numpy(out[:, 0])
