@@ -274,6 +274,17 @@ def test_panels_of_a_row_share_their_height_and_an_empty_one_says_why(tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["deir, seed 0", "PPO alone, seed 3"]
 
 
+def test_the_names_of_every_method_stand_inside_the_figure(tmp_path):
+    study = study_of(make_sweep(tmp_path, ("DoorKey-8x8",), tuple(METHODS), 1, 4))
+    figure = static_figures._curves(study, "return_mean", "frames", "mean")
+    figure.canvas.draw()
+    page = figure.bbox
+    for text in figure.legends[0].get_texts():
+        box = text.get_window_extent()
+        assert page.y0 <= box.y0 and box.y1 <= page.y1 and page.x0 <= box.x0 and box.x1 <= page.x1, text.get_text()
+    assert len(figure.legends[0].get_texts()) == len(METHODS)
+
+
 def test_one_outlier_does_not_own_the_colours_of_a_map():
     values = np.linspace(0, 1, 100).reshape(10, 10)
     values[0, 0] = 1000

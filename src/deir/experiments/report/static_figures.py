@@ -25,6 +25,7 @@ from matplotlib import pyplot as plt
 
 STATISTICS = {"mean": "mean ± standard error", "iqm": "IQM, 95% interval"}
 LETTER, HANDLE = 0.065, 0.55  # inches of a legend: a letter, and the line before a name
+BESIDE = 16  # names that fit one below the other
 _LOOK: Any = {
     "font.size": 8.5,
     "axes.titlesize": 9,
@@ -82,7 +83,9 @@ def _panels(
     """A figure with one panel for each title and one legend for all. `same_height`: one y-axis for a row of panels."""
     columns = min(4, len(titles), 3 if len(titles) in (3, 5, 6, 9) else 4)
     rows = math.ceil(len(titles) / columns)
-    size = (width * columns, 2.35 * rows + 0.45) if columns > 1 else (6.0, 3.2)
+    longest = max(map(len, legend or [""])) * LETTER + HANDLE  # inches
+    beside = math.ceil(len(legend or ()) / BESIDE)  # columns of names beside a single panel
+    size = (width * columns, 2.35 * rows + 0.45) if columns > 1 else (6.0 + max(0, beside - 1) * longest, 3.2)
     figure, axes = plt.subplots(
         rows, columns, figsize=size, squeeze=False, layout="constrained",
         sharey="row" if same_height else False,
@@ -95,9 +98,8 @@ def _panels(
     if legend:
         lines = [Line2D([], [], **_line(style)) for style in legend.values()]
         if columns == 1:
-            figure.legend(lines, list(legend), loc="outside right center")
+            figure.legend(lines, list(legend), loc="outside right center", ncols=beside)
         else:
-            longest = max(map(len, legend)) * LETTER + HANDLE  # inches
             fitting = max(1, int(size[0] / longest))
             figure.legend(lines, list(legend), loc="outside upper center", ncols=min(len(legend), fitting))
 
